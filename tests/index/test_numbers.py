@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import re
 from decimal import Decimal
 from pathlib import Path
 
@@ -120,6 +122,45 @@ TEXTS = pa.table({"index": ["a", "b", "c"], "size": ["9", "10", "none"], "n": [9
 def test_texts_are_not_ordered_with_numbers(wrong: str, tmp_path: Path) -> None:
     with pytest.raises(QueryError, match=r"'10' comes before '9' among texts: write CAST\(.size. AS REAL\)"):
         build(tmp_path, TEXTS, sql_query=f"SELECT * FROM dataframe t WHERE {wrong}")
+
+
+DAYS = pa.table(
+    {"n": [1, 2], "day": [dt.date(2024, 1, 30), dt.date(2024, 2, 1)], "at": [dt.datetime(2024, 1, 30, n) for n in (1, 2)]}
+)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    {
+        "at > 1700000000": "'at', which are texts, are more or less than a number",
+        "d.day BETWEEN 20240130 AND 20240201": "'day', which are texts, are more or less than a number",
+        "day + 1 > '2024-02-01'": "it computes with 'day'",
+        "n > 0 AND 5 < n - d.at": "it computes with 'at'",
+        "(d.at) > '2024-01-01' OR at / 86400 > 0": "it computes with 'at'",
+        "strftime(day, '%Y') = '2024'": "write strftime('%Y', x)",
+        "n = 1 OR strftime(date(at, '+1 day'), '%m') = '01'": "write strftime('%m', x)",
+    }.items(),
+)
+def test_moments_and_days_are_no_numbers(wrong: str, why: str, tmp_path: Path) -> None:
+    with pytest.raises(QueryError, match=re.escape(why)):
+        build(tmp_path, DAYS, sql_query=f"SELECT * FROM dataframe d WHERE {wrong}")
+
+
+@pytest.mark.parametrize(
+    ("query", "numbers"),
+    [
+        ("SELECT * FROM dataframe WHERE date(day, '+1 day') < '2024-02-01' AND n*1 > 0", [1]),
+        ("SELECT *, day AS d, n * 2 AS m, -n AS o FROM dataframe", [1, 2]),
+        (
+            "SELECT n, julianday(day) - 5 AS j, epoch(at) / 60 AS e, at FROM dataframe WHERE strftime('%Y', day) = '2024'",
+            [1, 2],
+        ),
+        ("SELECT count(*) AS n, day FROM dataframe GROUP BY day", [1, 1]),
+        ("SELECT n FROM (SELECT n, julianday(day) AS day FROM dataframe) WHERE day - 1 > 2460340", [2]),
+    ],
+)
+def test_what_is_a_number_of_moments_may_be_computed_with(query: str, numbers: list[int], tmp_path: Path) -> None:
+    assert [row["n"] for row in all_rows(build(tmp_path, DAYS, sql_query=query))] == numbers
 
 
 @pytest.mark.parametrize(

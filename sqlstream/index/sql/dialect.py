@@ -7,7 +7,8 @@
 - `left(…)` and `right(…)` are functions, not joins;
 - `ILIKE` becomes SQLite's operator MATCH, whose function is ours;
 - a `CAST` to a type that SQLite does not know is refused: it would make a number of the value (`CAST('2024-01-31' AS DATE)` is
-  2024). `STRING` is its `TEXT`.
+  2024). `STRING` is its `TEXT`;
+- `strftime(x, '%Y')`, DuckDB's order, is refused: it would be NULL.
 `LIKE` minds upper and lower case (set in `sandbox`); functions of DuckDB that SQLite lacks are in `duckdb_compat`.
 
 Texts and quoted names are spelled anew and comments are left out, so SQLite sees the same tokens as we do, whatever quotes and
@@ -121,6 +122,7 @@ def to_sqlite(query: str, columns: Collection[str]) -> str:
             raise ValueError("it is more than one statement: give one SELECT")
     _check_rowids(query, columns)
     _check_casts(query)
+    _check_formats(query)
     if not re.match(r"(?:select|with)\b", statement, re.IGNORECASE):
         raise QueryError(f"the query {shortened(query)!r} is no SELECT: give 'SELECT … FROM dataframe WHERE …'")
     return statement
@@ -287,6 +289,20 @@ def _check_casts(query: str) -> None:
                 f"the query {shortened(query)!r} has a CAST to {kind.upper()}, of which SQLite makes a number, so that rows "
                 "would be wrong: write date(x) or datetime(x) for moments and x = 'true' or x <> 0 for booleans, or use "
                 "sql_engine='duckdb'",
+                query=query,
+            )
+
+
+def _check_formats(query: str) -> None:
+    """Raise QueryError for strftime(x, '%Y'), which DuckDB knows: SQLite takes the format first, and gives NULL."""
+    found = tokens(query)
+    words = [token.text.lower() for token in found]
+    for at, word in enumerate(words):
+        arguments = _arguments(words, at + 1) if word == "strftime" else None
+        if arguments and arguments[0][0] != "'" and arguments[-1][0] == "'" and "%" in arguments[-1]:
+            raise QueryError(
+                f"the query {shortened(query)!r} calls strftime with the format behind the moment, of which SQLite makes NULL: "
+                f"write strftime({found[at + 1 + len(arguments)].text}, x)",
                 query=query,
             )
 

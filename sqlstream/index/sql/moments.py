@@ -72,6 +72,11 @@ class _Spelling(NamedTuple):
         return start + ("." if num_missing > 0 and not self.num_digits else "") + "0" * num_missing
 
 
+def is_moment(column: Column) -> bool:
+    """Return True for a column of moments, days or times of a day, which are texts to SQLite."""
+    return (spelling := _Spelling.of(column)) is not None and spelling.kind != "bool"
+
+
 def with_whole_moments(statement: str, columns: Sequence[Column]) -> str:
     """Return a statement in which what is compared with a column of moments has all of its digits; and the like of other types.
 

@@ -6,6 +6,8 @@ every text and blob for larger than every number in a comparison, and a blob for
 Rejected: a view with REAL in their place, which would change the digits of what a query gives.
 
 So is one that asks whether texts are more or less than a number: SQLite makes a text of the number, and '10' comes before '9'.
+Moments, days and times are texts, too (`created > 1700000000` would keep every row), and one that computes with them: SQLite
+computes with what a text begins with (`day + 1` would be 2025).
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sqlstream.index.sql.dialect import tokens
-from sqlstream.index.sql.moments import compared_with, computed_names, words_of
+from sqlstream.index.sql.moments import compared_with, computed_names, is_moment, words_of
 from sqlstream.index.sql.sqlglot_import import load_sqlglot
 from sqlstream.index.types.models import Column
 
@@ -33,6 +35,9 @@ _OF_TEXT = frozenset("add sub mul div mod neg cast abs round floor ceil sqrt sum
 _OF_BLOB = frozenset("ordered min max".split())
 """What goes by the order of numbers, of which blobs are the last."""
 _ORDER = frozenset("< <= > >= between".split())
+_ARITHMETIC = frozenset("+ - * / // %".split())
+_BEFORE_STAR = frozenset(("select", "distinct", "all", ",", "("))
+"""After one of them `*` means all columns, and `+` and `-` are signs."""
 _NUMBER = re.compile(r"[0-9.]+(?:e[+-]?[0-9]+)?")
 _COMPARISONS = frozenset("eq neq gt gte lt lte between in".split())
 
@@ -78,7 +83,7 @@ def ordered_by_number(statement: str, columns: Sequence[Column]) -> Column | Non
         statement: One SELECT, as SQLite gets it.
         columns: What it reads.
     """
-    texts = {column.physical.lower(): column for column in columns if column.type == "string"}
+    texts = {column.physical.lower(): column for column in columns if column.type == "string" or is_moment(column)}
     found = tokens(statement) if texts else ()
     words = words_of(found)
     computed = computed_names(words, texts)
@@ -88,6 +93,26 @@ def ordered_by_number(statement: str, columns: Sequence[Column]) -> Column | Non
             name = compared_with(words, first, place) if _ORDER & {words[first - 1], words[place + 1]} else ""
             if name in texts and not any(one.gives(name, place) for one in computed):
                 return texts[name]
+    return None
+
+
+def computed_moment(statement: str, columns: Sequence[Column]) -> Column | None:
+    """Return a column of moments, days or times that a statement adds to something, or the like; None: there is none.
+
+    Args:
+        statement: One SELECT, as SQLite gets it.
+        columns: What it reads.
+    """
+    moments = {column.physical.lower(): column for column in columns if is_moment(column)}
+    words = words_of(tokens(statement)) if moments else []
+    computed = computed_names(words, moments)
+    for place, word in enumerate(words):
+        if word not in moments or any(one.gives(word, place) for one in computed):
+            continue
+        first = place - 2 if words[place - 1] == "." else place
+        is_after = words[first - 1] in _ARITHMETIC and words[first - 2] not in _BEFORE_STAR
+        if is_after or words[place + 1] in _ARITHMETIC:
+            return moments[word]
     return None
 
 

@@ -18,8 +18,8 @@ from typing import Any
 from sqlstream.index.file.connection import connect, damage_named, size_of
 from sqlstream.index.sql import functions
 from sqlstream.index.sql.dialect import MAX_SQL_LENGTH, does_not_run, to_sqlite
-from sqlstream.index.sql.moments import with_whole_moments
-from sqlstream.index.sql.numbers import computed_with, ordered_by_number, stored_as
+from sqlstream.index.sql.moments import is_moment, with_whole_moments
+from sqlstream.index.sql.numbers import computed_moment, computed_with, ordered_by_number, stored_as
 from sqlstream.index.sql.table import QueriedTable
 from sqlstream.index.types.models import ROW, VIEWS, quote
 
@@ -82,9 +82,16 @@ class SqliteEngine:
         """Raise QueryError for a query that computes with values for which SQLite has no number, if there are some."""
         read = [column for column in self._table.columns if column.physical in self.columns_read]
         if (texts := ordered_by_number(self.statement, read)) is not None:
+            way = f"'10' comes before '9' among texts: write CAST({quote(texts.physical)} AS REAL)"
+            if is_moment(texts):
+                way = "'2024-01-31' is more than every number: write a text, such as '2024-01-31', or epoch(x) for seconds"
+            why = f"it asks whether values of {texts.name!r}, which are texts, are more or less than a number, and {way}"
+            raise does_not_run(self._query, why, self._table.columns)
+        if (moments := computed_moment(self.statement, read)) is not None:
             why = (
-                f"it asks whether values of {texts.name!r}, which are texts, are more or less than a number, and '10' comes "
-                f"before '9' among texts: write CAST({quote(texts.physical)} AS REAL)"
+                f"it computes with {moments.name!r} ({moments.type}), whose values are texts such as '2024-01-31', of which "
+                "SQLite takes the year: write date(x, '+1 day'), julianday(x) for days, epoch(x) for seconds, or use "
+                "sql_engine='duckdb'"
             )
             raise does_not_run(self._query, why, self._table.columns)
         for column in computed_with(self.statement, read):
