@@ -135,16 +135,16 @@ def weights_of_part(spec: WeightsSpec, index: Index, part: Index) -> WeightsSpec
 def _as_array(spec: ArrayLike, index: Index) -> NDArray[np.float64]:
     try:
         given = np.ma.asarray(spec) if isinstance(spec, np.ma.MaskedArray) else np.asarray(spec)  # [n]
-        is_plain = given.dtype.kind in "biuf"
-        wrong = None if is_plain else next((at for at, value in enumerate(given.flat) if not _is_real(value)), None)
-        if wrong is not None:
-            raise ConfigError(
-                f"weights (an array) are no numbers: row {wrong} of the selected ones has {_text(given.flat[wrong])}, which is "
-                "no real number of 64 bits: give an SQL expression, a column, or one number a row"
-            )
-        array = np.ascontiguousarray(np.ma.filled(given.astype(np.float64), np.nan))  # [n]; what is masked has no value
     except ValueError as error:  # lists of several lengths
         raise ConfigError(f"weights are no numbers ({error}): give an SQL expression, a column, or one number a row") from error
+    is_plain = given.dtype.kind in "biuf"
+    wrong = None if is_plain else next((at for at, value in enumerate(given.flat) if not _is_real(value)), None)
+    if wrong is not None:
+        raise ConfigError(
+            f"weights (an array) are no numbers: row {wrong} of the selected ones has {_text(given.flat[wrong])}, which is "
+            "no real number of 64 bits: give an SQL expression, a column, or one number a row"
+        )
+    array = np.ascontiguousarray(np.ma.filled(given.astype(np.float64), np.nan))  # [n]; what is masked has no value
     if array.shape != (len(index),):
         raise ConfigError(f"weights have the shape {array.shape}, but {len(index)} rows are selected: give one number a row")
     return array

@@ -116,7 +116,7 @@ WRONG: list[tuple[Any, type[Exception], str]] = [
     (np.ones(4, "timedelta64[s]"), ConfigError, "row 0 "),
     ([1, np.timedelta64(1, "s"), None, "x"], ConfigError, "row 1 "),
     ([1, 2, [3], 4], ConfigError, "no numbers"),
-    ([1, 2, 3, "4x"], ConfigError, "row 3 of the selected ones has .*4x"),
+    ([1, 2, 3, "4x"], ConfigError, r"^weights \(an array\) are no numbers: row 3 of the selected ones has .*4x"),
     (np.ma.array([1, 2, 3, 4], mask=[False, False, True, False]), ConfigError, "row 2 .* has no value"),
 ]
 
