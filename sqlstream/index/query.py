@@ -62,7 +62,9 @@ def query_rows(index: Index, sql: str, options: IndexOptions, directory: Path) -
         rows = list(chain.from_iterable(batches))
     for kind, values in zip(kinds, zip(*rows, strict=True), strict=False):  # of an empty result there are none
         kind.look_at(values)
-    return table_of([known.get(kind.name) or kind.field(None) for kind in kinds], rows)
+    fields = [known.get(name) or kind.field(None) for name, kind in zip(names, kinds, strict=True)]
+    shown = [name if kind.name in names else kind.name for name, kind in zip(names, kinds, strict=True)]  # `row_1` beside `row`
+    return table_of([field.with_name(name) for field, name in zip(fields, shown, strict=True)], rows)
 
 
 def _on_selected_rows(index: Index, sql: str, engine: str) -> str:

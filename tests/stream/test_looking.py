@@ -102,6 +102,24 @@ def test_a_query_sees_the_selected_rows_alone(options: dict[str, Any], rows: Seq
         assert keys == [{"index": f"row-{row}", "n": len(rows)} for row in rows]
 
 
+@pytest.mark.parametrize("engine", ["sqlite", "duckdb"])
+def test_columns_that_sql_spells_otherwise_have_their_own_names_in_results(engine: str, tmp_path: Path) -> None:
+    if engine == "duckdb":
+        pytest.importorskip("duckdb")
+    rows = pa.table({"row": ["x", "y"], "URL": ["A", "B"], "url": [1, 2], "": [5, 6]})
+    computed = "SELECT *, 1 AS one FROM dataframe"
+    options: dict[str, Any] = {"columns_to_download": [], "source_options": {"sql_engine": engine}}
+    for query in (None, computed):
+        with StreamingDataset(rows, tmp_path / "cache", sql_query=query, **options) as dataset:
+            named = [*rows.column_names, *(["one"] if query else [])]
+            assert dataset.head(1).column_names == list(dataset.columns) == dataset.schema.names == named
+            assert dataset.head(1).to_pylist() == [{name: dataset[0][name] for name in named}]
+            shown = dataset.query("SELECT * FROM dataframe")
+            assert shown.column_names == ["row", "row_1", *named[1:]]  # the number of the row, and the column of that name
+            assert [column.to_pylist()[1] for column in shown.columns[:4]] == [1, "y", "B", 2]
+            assert dataset.query("SELECT row_1, url_1 FROM dataframe").to_pylist()[0] == {"row": "x", "url": 1}
+
+
 def test_a_query_on_selected_rows_may_be_any_select(tmp_path: Path) -> None:
     with opened(tmp_path, where="score >= 0.5") as dataset:
         sql = "WITH a AS (SELECT * FROM dataframe) SELECT count(*) AS n, max(a.score) AS most FROM a JOIN samples b USING (row)"

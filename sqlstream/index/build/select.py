@@ -324,7 +324,7 @@ class ResultColumn:
             if not (is_unsigned and self._kinds == {int} and self._is_negative):
                 return field
         if said is not None:
-            return said
+            return said.with_name(self.name)  # the engine spells it as SQL does
         if self._kinds == {int, float} and self._is_float:
             return pa.field(self.name, pa.float64())
         if len(self._kinds) > 1:
