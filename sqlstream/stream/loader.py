@@ -152,7 +152,8 @@ class StreamingDataLoader(DataLoader[Sample]):
     def _begin(self) -> _BaseDataLoaderIter:
         schedule, collate_fn, init_fn = self.dataset.schedule, self.collate_fn, self.worker_init_fn
         fetcher = LookingAhead.of_caller()
-        self._epochs.find(self, schedule, fetcher)
+        if not self._epochs.find(self, schedule, fetcher):
+            return iter(())  # type: ignore[return-value]  # as torch's
         if fetcher.most_held:
             self._expect_held(fetcher.most_held)
         prepare(self.dataset)

@@ -220,9 +220,9 @@ def test_epochs_that_lightning_cuts_short_go_on_with_the_next_one(
 
 
 @SAVING
-@pytest.mark.parametrize("mode", ["min_size", "max_size_cycle"])
+@pytest.mark.parametrize("mode", ["min_size", "max_size", "max_size_cycle"])
 def test_loaders_of_other_lengths_go_on_together(tmp_path: Path, saving: Any, mode: str) -> None:
-    """An epoch of Lightning ends with one of them, and the other one is within its own; a shorter one begins again."""
+    """An epoch of Lightning ends with one of them; the other one is within its own, begins again, or is over."""
 
     def make() -> Any:
         loaders = {name: loader_of(table_of(tmp_path, num, shuffle_seed=1)) for name, num in (("long", 50), ("short", 17))}
@@ -230,8 +230,24 @@ def test_loaders_of_other_lengths_go_on_together(tmp_path: Path, saving: Any, mo
 
     whole = taken(make, saving(tmp_path))
     length = len(whole) // 3
-    for num_taken in (length, 2 * length):
+    for num_taken in (2, 3, 5, length, length + 1, 2 * length) if saving is saving_steps else (length, 2 * length):
         assert taken(make, saving(tmp_path / "rest"), tmp_path / f"step={num_taken}.ckpt") == whole[num_taken:]
+
+
+@SAVING
+@pytest.mark.parametrize(("mode", "num_rows"), [("min_size", 17), ("max_size", 17), ("max_size", 80)])
+def test_streams_with_batches_of_their_own_go_on_beside_a_loader(tmp_path: Path, saving: Any, mode: str, num_rows: int) -> None:
+    """They go on where an epoch of Lightning ends within theirs, and the next one is as long as what is left of it."""
+
+    def make() -> Any:
+        loaders = [multi_loader(tmp_path, 0, epoch_size=5), loader_of(table_of(tmp_path, num_rows, shuffle_seed=1))]
+        return lightning.pytorch.utilities.CombinedLoader(loaders, mode)
+
+    whole = taken(make, saving(tmp_path))
+    checkpoints = list(tmp_path.glob("*.ckpt"))
+    assert len(checkpoints) == (len(whole) if saving is saving_steps else 3)
+    for start in checkpoints:
+        assert taken(make, saving(tmp_path / "rest"), start) == whole[int(start.stem.removeprefix("step=")) :]
 
 
 @pytest.mark.parametrize("is_persistent", [False, True])

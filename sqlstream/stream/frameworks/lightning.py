@@ -32,6 +32,8 @@ _MODULES = tuple(f"{package}.fetchers" for package in _PACKAGES)
 _FIT_LOOPS = tuple(f"{package}.fit_loop" for package in _PACKAGES)
 _LENGTHS = (*_FIT_LOOPS, "lightning.fabric.utilities.data", "lightning_fabric.utilities.data")
 """Modules that ask for the length of a loader."""
+_MAX_SIZE = "max_size"
+"""The mode of a `CombinedLoader` that goes on without the loaders that have ended."""
 _COMBINED = ("lightning.pytorch.utilities.combined_loader", "pytorch_lightning.utilities.combined_loader")
 
 
@@ -45,8 +47,39 @@ def _callers(modules: Sequence[str]) -> Iterator[Any]:
 
 
 def is_asked_by_lightning() -> bool:
-    """Return whether Lightning calls the function that asks: it counts batches from the start of the epoch that goes on."""
+    """Return whether Lightning calls the function that asks, for the length of its epochs."""
     return sys._getframe(2).f_globals.get("__name__") in _LENGTHS
+
+
+def num_counted_before(loader: object) -> int | None:
+    """Return how many batches Lightning counts before those that are left of an iteration; None: it begins none."""
+    if next(_callers(_MODULES), None) is None:
+        return None
+    loop = _training_with(loader)
+    return loop.epoch_loop.batch_progress.current.ready if loop is not None and _goes_on_within(loop) else 0
+
+
+def has_ended(loader: object) -> bool:
+    """Return whether a loader that is begun at the start of an epoch gives nothing in the epoch of Lightning that goes on.
+
+    In a `CombinedLoader` with `'max_size'` a shorter one has ended while the others go on, and the state of that end is the
+    start of its next epoch.
+    """
+    loop = _training_with(loader)
+    return loop is not None and loop._combined_loader._mode == _MAX_SIZE and _goes_on_within(loop)
+
+
+def _training_with(loader: object) -> Any:
+    """Return the loop of the training that is about to iterate a loader; None: there is none."""
+    loop: Any = next(_callers(_FIT_LOOPS), None)
+    combined = getattr(loop, "_combined_loader", None)
+    return loop if combined is not None and any(one is loader for one in combined.flattened) else None
+
+
+def _goes_on_within(loop: Any) -> bool:
+    """Return whether a training is about to go on, from a checkpoint, in an epoch of which it has had some batches."""
+    progress = loop.epoch_loop.batch_progress
+    return bool(loop.is_resuming and progress.current.ready and not progress.is_last_batch)
 
 
 def state_kept_back(loader: object) -> Mapping[str, Any] | None:
@@ -153,28 +186,33 @@ class Epochs:
         self._delivery: Delivery | None = None
         """What the last iteration has delivered; None: there was none."""
 
-    def find(self, loader: StatefulLoader, schedule: Schedule, fetcher: LookingAhead) -> None:
+    def find(self, loader: StatefulLoader, schedule: Schedule, fetcher: LookingAhead) -> bool:
         """Have an iteration that is about to begin do so where Lightning means it to; other callers change nothing.
+
+        Returns:
+            Whether there is one; False: the loader has ended in the epoch of Lightning that goes on.
 
         Raises:
             StateError: The checkpoint is of other loaders.
         """
         if fetcher.repeats(self._fetcher):
-            return
+            return True
         if self._delivery is not None and fetcher.replaces(self._fetcher):
             schedule.take_back(self._delivery)
         if (state := state_kept_back(loader)) is not None:
             loader.load_state_dict(state)
-        loop: Any = next(_callers(_FIT_LOOPS), None)
-        combined = getattr(loop, "_combined_loader", None)
-        if combined is None or not any(one is loader for one in combined.flattened):
-            return  # it does not train with this loader
+        if (loop := _training_with(loader)) is None:
+            return True
         counter, job = schedule.counter, schedule.counter.next
+        is_at_start = not job.consumed and not counter.has_more(job)
+        if is_at_start and schedule.has_end and not schedule.is_endless and has_ended(loader):
+            return False
         if loop.is_resuming and loop.epoch_loop.batch_progress.is_last_batch:
-            if schedule.has_end and (job.consumed or counter.has_more(job)):
+            if schedule.has_end and not is_at_start:
                 schedule.set_next(RunPosition(JobPosition(job.epoch + 1, 0)))
         elif job == JobPosition(0, 0) and counter.serial == 0 and not schedule.is_under_way:  # it is new
             schedule.set_next(RunPosition(JobPosition(loop.trainer.current_epoch, 0)))
+        return True
 
     def note(self, fetcher: LookingAhead, delivery: Delivery) -> None:
         """Note an iteration that has begun."""

@@ -203,6 +203,12 @@ class SteppedRun:
         return self._num_between(StepPlace(max(stop - size, self.order.schedule.first_step)), stop)
 
     @property
+    def is_at_start(self) -> bool:
+        """The next iteration begins with the first step of an epoch."""
+        size = self.options.epoch_size
+        return size is not None and not self.place.step % size and not self.place.round
+
+    @property
     def is_over(self) -> bool:
         """This rank was given all micro-batches of the iteration that was begun last."""
         stop = self._stop

@@ -15,7 +15,14 @@ from sqlstream.order import ScheduleType
 from sqlstream.order.order import check_seed
 from sqlstream.stream.chain.global_rng import GeneratorLoan
 from sqlstream.stream.dataset import StreamingDataset
-from sqlstream.stream.frameworks.lightning import HandedOut, LookingAhead, is_asked_by_lightning, state_kept_back
+from sqlstream.stream.frameworks.lightning import (
+    HandedOut,
+    LookingAhead,
+    has_ended,
+    is_asked_by_lightning,
+    num_counted_before,
+    state_kept_back,
+)
 from sqlstream.stream.loader import InitWorker
 from sqlstream.stream.mixed_pipeline import MixedPipeline
 from sqlstream.stream.mixture.mixing import Mixing, MixtureRule, NamedWeights, StreamChange
@@ -165,6 +172,8 @@ class MultiStreamDataLoader:
             if not fetcher.repeats(self._fetcher) and (state := state_kept_back(self)) is not None:
                 self.load_state_dict(state)
             self._fetcher = fetcher
+            if self._running is None and self._run.is_at_start and has_ended(self):
+                return iter(())
             if self._running is not None and self._run.is_over:  # its loop has counted batches, and not asked for the end
                 self._run.note_end()
                 self._stop()
@@ -237,7 +246,10 @@ class MultiStreamDataLoader:
         """
         if self._run.options.epoch_size is None:
             raise UnknownLengthError("a MultiStreamDataLoader has no end, and no length: give epoch_size=, in steps")
-        return self._run.num_whole if is_asked_by_lightning() else self._run.num_micro_batches
+        if not is_asked_by_lightning():
+            return self._run.num_micro_batches
+        before = num_counted_before(self)
+        return self._run.num_whole if before is None else before + self._run.num_micro_batches
 
     def __repr__(self) -> str:
         """Return the streams; nothing is read."""
