@@ -87,7 +87,13 @@ class IteratedDataset(IterableDataset[Sample]):
         progress, shares = begun
         ranks_on_node = schedule.layout.whole.local_world_size
         with self._pipeline.engines.iterating(self._pipeline, ranks_on_node, schedule.batches) as engine:
-            samples = engine.stream(shares, progress, is_endless=schedule.is_endless, note_several=schedule.note_several)
+            samples = engine.stream(
+                shares,
+                progress,
+                is_endless=schedule.is_endless,
+                note_several=schedule.note_several,
+                has_end=schedule.has_end and not schedule.is_endless,
+            )
             if are_whole:
                 yield from whole_batches(samples, progress)
             else:

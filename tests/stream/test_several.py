@@ -12,8 +12,8 @@ import pytest
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from sqlstream import StreamingDataLoader, StreamingDataset
-from sqlstream.errors import SampleError, StateError
+from sqlstream import MixedDataset, StreamingDataLoader, StreamingDataset
+from sqlstream.errors import ConfigError, SampleError, StateError
 from sqlstream.world import World
 from tests.stream.tables import make_table
 
@@ -202,3 +202,44 @@ def test_the_state_of_another_rank_is_refused_unless_one_insists(loader: OpenLoa
     other.load_state_dict(states[2], strict=False)
     assert other.state_dict()["sample_in_epoch"] == states[2]["sample_in_epoch"]
     next(iter(other))
+
+
+def none_at_all(sample: dict[str, Any]) -> list[dict[str, Any]]:
+    return []
+
+
+def only_row_3(sample: dict[str, Any]) -> list[dict[str, Any]]:
+    return [sample] if sample["__row__"] == 3 else []
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "options"),
+    [
+        (0, {"transforms": [none_at_all]}),
+        (2, {"transforms": [none_at_all]}),
+        (0, {"predownload_transforms": [none_at_all]}),
+        (0, {"transforms": [only_row_3], "shuffle_seed": None, "world": World(rank=1, world_size=2)}),  # rank 0 takes row 3
+    ],
+)
+def test_an_endless_iteration_without_a_sample_is_an_error(
+    loader: OpenLoader, num_workers: int, options: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match="positions one after the other have given no sample to rank"):
+        next(iter(loader(num_workers, infinite_iteration=True, **options)))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_endless_iteration_goes_on_where_few_rows_give_a_sample(loader: OpenLoader, num_workers: int) -> None:
+    batches = loader(num_workers, transforms=[only_row_3], infinite_iteration=True)
+    assert [{row for _, row, *_ in batch} for batch in itertools.islice(batches, 4)] == [{3}] * 4
+
+
+def test_a_mixture_without_end_and_without_a_sample_is_an_error(tmp_path: Path) -> None:
+    streams = {name: open_dataset(tmp_path, transforms=[none_at_all]) for name in ("web", "code")}
+    with (
+        MixedDataset(streams, stop="never") as mixed,
+        pytest.raises(ConfigError, match=f"there are {2 * NUM_ROWS} rows"),
+    ):
+        next(iter(mixed))
+    with MixedDataset({"web": open_dataset(tmp_path, transforms=[none_at_all])}, epoch_size=20000) as mixed:
+        assert list(mixed) == []

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import reprlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import chain
 from typing import SupportsIndex
 
@@ -23,7 +23,7 @@ from sqlstream.errors import SampleError, StorageError, TransformError
 from sqlstream.stream.engine.failures import FailureLog
 from sqlstream.stream.engine.forecast import is_wanted
 from sqlstream.stream.engine.packer import Packer
-from sqlstream.stream.engine.recipes import Recipes
+from sqlstream.stream.engine.recipes import MOST_WITHOUT, Recipes
 from sqlstream.stream.engine.row_source import RowSource
 from sqlstream.stream.engine.sample_maker import SampleMaker
 from sqlstream.stream.engine.slots import PlannedSample, Recipe
@@ -73,7 +73,13 @@ class Engine:
     # -- a stream -----------------------------------------------------------------------------------------------------
 
     def stream(
-        self, shares: Iterator[EpochShare], progress: ShareProgress, *, is_endless: bool, note_several: Callable[[], None]
+        self,
+        shares: Iterator[EpochShare],
+        progress: ShareProgress,
+        *,
+        is_endless: bool,
+        note_several: Callable[[], None],
+        has_end: bool = True,
     ) -> Iterator[Sample]:
         """Yield the samples of the first share, in order; the objects of what follows are on their way by then.
 
@@ -82,24 +88,29 @@ class Engine:
             progress: Moved on with each sample.
             is_endless: Yield the samples of all shares, not only of the first.
             note_several: Called when a position does not give exactly one sample.
+            has_end: The iteration has an end.
 
         Raises:
+            ConfigError: There is no end, and no row gives a sample.
             SqlStreamError: A sample failed and `on_error` says so, or too many did.
         """
         first = next(shares)
         progress.begin(first)
         self._failures = {}
-        window, last_epoch = self._window(first, shares), None if is_endless else first.epoch
+        window, last_epoch = self._window(first, shares, has_end=has_end), None if is_endless else first.epoch
         slot: PlannedSample | None = None
         share: EpochShare | None = None
-        has_delivered = False
+        has_delivered, num_without = False, 0
         try:
             while not self._is_closed and (slot := window.pop(last_epoch)) is not None:
+                if num_without > MOST_WITHOUT and not has_end:
+                    self._recipes.check_given(num_without, progress.share.partition.world)
                 if slot.share is not share:
                     share, has_delivered = slot.share, self._come_to_share(slot, progress)
                 if slot.recipe.packer is not None:
                     packs = self._packs(slot, window, slot.recipe.packer)
-                    yield from self._counted(slot, packs, progress, note_several)
+                    num_made = yield from self._counted(slot, packs, progress, note_several)
+                    num_without = 0 if num_made else num_without + 1
                     continue
                 try:
                     outcome = self._maker.make(slot)
@@ -111,10 +122,11 @@ class Engine:
                     else:
                         outcome = self._each(slot, outcome)
                 if isinstance(outcome, dict) and slot.is_last and not has_delivered:
-                    progress.taken, progress.offset = slot.place + 1, 0
+                    progress.taken, progress.offset, num_without = slot.place + 1, 0, 0
                     yield outcome
                 else:
-                    yield from self._counted(slot, outcome, progress, note_several)
+                    num_made = yield from self._counted(slot, outcome, progress, note_several)
+                    num_without = 0 if num_made else num_without + 1
             self._check_open()
             self._end_epoch()
             progress.end()
@@ -156,8 +168,8 @@ class Engine:
 
     def _counted(
         self, slot: PlannedSample, outcome: Sample | Iterator[Sample], progress: ShareProgress, note_several: Callable[[], None]
-    ) -> Iterator[Sample]:
-        """Yield those samples of a slot that were not delivered before, moving `progress` on with each."""
+    ) -> Generator[Sample, None, int]:
+        """Yield those samples of a slot that were not delivered before, moving `progress` on; return how many it has in all."""
         progress.come_to(slot.share, slot.place)
         num_samples = 0
         for num_samples, sample in enumerate([outcome] if isinstance(outcome, dict) else outcome, start=1):  # noqa: B007
@@ -165,6 +177,7 @@ class Engine:
                 yield sample
         if num_samples != 1 or not slot.is_last:
             note_several()
+        return num_samples
 
     def rows(self, indices: Sequence[SupportsIndex], epoch: int, stream: int = 0) -> list[Sample | list[Sample]]:
         """Return the samples of a stream's selected rows, in the order asked; a list where transforms make several of one row.
@@ -221,15 +234,15 @@ class Engine:
             recipe.chain.flush()
         self._recipes = Recipes(makers)
 
-    def _window(self, first: EpochShare, following: Iterator[EpochShare]) -> Window:
+    def _window(self, first: EpochShare, following: Iterator[EpochShare], *, has_end: bool) -> Window:
         """Return the window that the last stream left, if it goes on with `first`, else a new one."""
         window, self._ahead = self._ahead, None
         if window is not None:
             if window.next_share == first:
-                window.extend(planned_slots(following, self._recipes))
+                window.extend(planned_slots(following, self._recipes, has_end=has_end))
                 return window
             window.close()
-        planned = planned_slots(chain((first,), following), self._recipes)
+        planned = planned_slots(chain((first,), following), self._recipes, has_end=has_end)
         foresees = any(is_wanted(cache.policy, first) for cache in self._caches)
         return Window(planned, self._options, foresees=foresees, for_reading=lambda: self._maker.for_reading)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from sqlstream.errors import SourceError
 from sqlstream.order import Draws, Int64Array, Order, Partition, is_counted
-from sqlstream.stream.engine.recipes import Recipes
+from sqlstream.stream.engine.recipes import MOST_WITHOUT, Recipes
 from sqlstream.stream.engine.slots import PlannedSample
 from sqlstream.stream.run.shares import MOST_TOGETHER, PLANNED_TOGETHER, EpochShare, planned_together
 from sqlstream.world import World
@@ -34,13 +34,18 @@ class PlannedSpan(NamedTuple):
     draws: Draws
 
 
-def planned_slots(shares: Iterable[EpochShare], recipes: Recipes) -> Iterator[PlannedSample]:
+def planned_slots(shares: Iterable[EpochShare], recipes: Recipes, *, has_end: bool = True) -> Iterator[PlannedSample]:
     """Yield the slots of shares, in the order of their positions; what is needed behind them is announced.
 
     Args:
         shares: The shares.
         recipes: How the samples of each stream are made.
+        has_end: There is a last share, and it has an end.
+
+    Raises:
+        ConfigError: There is no end, and predownload transforms leave out all rows.
     """
+    num_without = 0
     for share in shares:
         place, is_first = share.taken, True
         try:
@@ -52,6 +57,9 @@ def planned_slots(shares: Iterable[EpochShare], recipes: Recipes) -> Iterator[Pl
                         yield slot
                         place = slot.place + 1
                     continue
+                num_without = 0 if planned else num_without + len(span.places)
+                if num_without > MOST_WITHOUT and not has_end:
+                    recipes.check_given(num_without, share.partition.world)
                 if is_first:  # the first samples do not wait for what is asked for ahead of others
                     yield from planned
                 if span.places.size:
