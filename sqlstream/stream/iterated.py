@@ -152,6 +152,9 @@ class IteratedDataset(IterableDataset[Sample]):
             batch_size: Samples of this rank's batch.
             num_workers: Workers of the loader. They matter to a plain DataLoader, where each makes batches of its own share.
             drop_last: The loader leaves out incomplete batches.
+
+        Raises:
+            UnknownLengthError: The end of an epoch is not known yet.
         """
         check_at_least("batch_size", batch_size, 1)
         check_at_least("num_workers", num_workers, 0)

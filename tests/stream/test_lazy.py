@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sqlstream import StreamingDataLoader, StreamingDataset
+from sqlstream import MixedDataset, StreamingDataLoader, StreamingDataset
 from sqlstream.cache.session import AnyHold
 from sqlstream.errors import (
     CacheFullError,
@@ -207,11 +207,22 @@ def test_the_length_says_that_it_is_not_known_until_one_pass_is_over(src: str, t
         for sized in (dataset, loader):
             with pytest.raises(UnknownLengthError, match="One whole pass"):
                 len(sized)
+        with pytest.raises(UnknownLengthError, match="One whole pass"):
+            dataset.num_steps(32)
         assert "an unknown number of samples" in dataset.get_identifier_desc()
         assert len(list(dataset)) == len(kept()) == len(dataset), "list() asks for a length, and goes on without"
-        assert len(loader) == -(-len(kept()) // 32)
+        assert len(loader) == dataset.num_steps(32) == -(-len(kept()) // 32)
     with lazily(src, tmp_path / "cache", where=FILTER) as later:
         assert len(later) == later.epoch_size == len(kept())
+
+
+def test_a_mixture_knows_its_steps_where_a_stream_does_not_know_its_length(src: str, tmp_path: Path) -> None:
+    with MixedDataset([lazily(src, tmp_path / "cache", where=FILTER)], [1], epoch_size=100) as mixed:
+        loader = StreamingDataLoader(mixed, batch_size=32)
+        assert len(loader) == mixed.num_steps(32) == 4
+        with pytest.raises(UnknownLengthError, match="One whole pass"):
+            len(mixed)
+        assert sum(1 for _ in loader) == 4
 
 
 def test_random_access_with_a_filter_counts_no_further_than_it_must(server: FaultyHttpServer, src: str, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from torch.utils.data import get_worker_info
 
 from sqlstream.errors import ConfigError, StateError, UnknownLengthError
-from sqlstream.order import Order, Partition, Steps, Tail, is_counted
+from sqlstream.order import Mixed, Order, Partition, Steps, Tail, is_counted
 from sqlstream.stream.run.delivery import Delivery, advanced, begun, processed
 from sqlstream.stream.run.epoch_counter import EpochCounter
 from sqlstream.stream.run.iteration_start import IterationStart
@@ -128,27 +128,28 @@ class Schedule:
         Raises:
             UnknownLengthError: They are not known yet.
         """
-        epoch = self.counter.next.epoch
-        self._check_end()
-        if not is_counted(self.steps.order, epoch):
-            raise UnknownLengthError(
-                "the steps of an epoch are not known yet: the filter of a lazy index has not been run on all of its chunks. "
-                "One whole pass finds them out, for later runs, too; or leave lazy_index_chunk_size out"
-            )
-        return self.steps.partition(epoch, self.world).num_steps
+        return self.steps.partition(self._epoch_with_end(), self.world).num_steps
 
     def samples_of_workers(self, num_workers: int) -> list[int]:
-        """Return how many positions of an epoch each of this rank's workers takes."""
-        self._check_end()
+        """Return how many positions of an epoch each of this rank's workers takes; UnknownLengthError while it is not known."""
+        epoch = self._epoch_with_end()
         worlds = [self.world.with_worker(worker, num_workers) for worker in range(num_workers)]
-        return [self.steps.partition(self.counter.next.epoch, world).num_samples for world in worlds]
+        return [self.steps.partition(epoch, world).num_samples for world in worlds]
 
-    def _check_end(self) -> None:
+    def _epoch_with_end(self) -> int:
+        """Return the next epoch, whose end is known."""
         if not self.has_end:
             raise UnknownLengthError(
                 "a mixture with stop='never' has no end, and no length: give epoch_size=, or another stop="
             )
         self._check_one_each()
+        epoch, order = self.counter.next.epoch, self.steps.order
+        if not isinstance(order, Mixed) and not is_counted(order, epoch):  # a mixture was told the positions of its epochs
+            raise UnknownLengthError(
+                "the steps of an epoch are not known yet: the filter of a lazy index has not been run on all of its chunks. "
+                "One whole pass finds them out, for later runs, too; or leave lazy_index_chunk_size out"
+            )
+        return epoch
 
     def _check_one_each(self) -> None:
         if self.steps.gives_several:
