@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from sqlstream.compat import wids
-from sqlstream.errors import ConfigError, ObjectNotFoundError
+from sqlstream.errors import AccessDeniedError, ConfigError, ObjectNotFoundError
 from sqlstream.testing.servers import FaultyHttpServer
 from tests.compat.webdataset.kit import NUM_ROWS, NUM_SAMPLES, numbered
 from tests.goldens import FIXTURES, as_json, expected
@@ -106,6 +106,30 @@ def test_an_index_may_name_a_base_and_options_replace_what_it_says(tmp_path: Pat
     assert len(fewer) == 2 * NUM_SAMPLES
     for some in (based, fewer):
         some.close()
+
+
+@pytest.mark.parametrize("form", ["list", "index", "options", "base"])
+def test_relative_paths_start_where_theirs_do(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbered(tmp_path / "s")
+    shards = [{"url": f"s/s-{shard}.tar", "nsamples": NUM_SAMPLES} for shard in range(4)]
+    document = {"wids_version": 1, "shardlist": shards, "base": "/not/read/at/the/top"}
+    (tmp_path / "some.json").write_text(json.dumps(document))
+    monkeypatch.chdir(tmp_path)
+    options: dict[str, Any] = {"options": {"options": {"shardlist": shards}}, "base": {"base": "."}}.get(form, {})
+    dataset = opened(shards if form == "list" else "some.json", tmp_path / "other", transformations=[], **options)
+    assert [int(dataset[number][".cls"].read()) for number in (0, 31)] == [0, 31]
+    assert Path(dataset[0]["__shard__"]) == Path("s/s-0.tar")
+    dataset.close()
+
+
+@pytest.mark.parametrize("options", [{}, {"options": {"name": "mine"}}, {"base": "/data"}])
+def test_a_remote_index_names_no_file_of_this_machine(
+    options: dict[str, Any], server: FaultyHttpServer, tmp_path: Path
+) -> None:
+    shards = listed(tmp_path)
+    server.objects["/data/index.json"] = json.dumps({"wids_version": 1, "shardlist": shards}).encode()
+    with pytest.raises((AccessDeniedError, ObjectNotFoundError), match=r"s-0\.tar"):
+        opened(f"{server.url}/data/index.json", tmp_path, transformations=[], **options)
 
 
 @pytest.mark.parametrize("form", ["list", "index"])

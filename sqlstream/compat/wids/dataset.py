@@ -102,7 +102,8 @@ class ShardListDataset(Dataset[Any]):
         is_path = isinstance(shards, str | os.PathLike)
         given = os.fspath(shards) if is_path else shards
         self.spec = described(given, base, options, self.cache_dir)
-        source = given if is_path and base is None and not options else str(written(self.spec, self.cache_dir))
+        is_own = not is_path or base is not None or "shardlist" in (options or {})  # a remote index itself is judged as one
+        source = str(written(self.spec, self.cache_dir)) if is_own else given
         self._dataset = StreamingDataset(
             source,
             self.cache_dir,

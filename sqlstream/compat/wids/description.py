@@ -12,10 +12,11 @@ from typing import Any
 
 from sqlstream import Cache
 from sqlstream.config import default_cache_directory
-from sqlstream.errors import ConfigError
+from sqlstream.errors import AccessDeniedError, ConfigError
 from sqlstream.index.sources.base.access import stat_file
 from sqlstream.index.sources.base.byte_source import bytes_of
-from sqlstream.storage.base.urls import is_remote, local_path, redact
+from sqlstream.storage.base.urls import is_command, is_remote, local_path, redact, without_file
+from sqlstream.storage.members.mds import leaves_directory
 
 
 def described(shards: Any, base: str | None, options: Mapping[str, Any] | None, cache_dir: str | None) -> dict[str, Any]:
@@ -23,6 +24,7 @@ def described(shards: Any, base: str | None, options: Mapping[str, Any] | None, 
 
     Raises:
         ConfigError: It names other indexes, or is none.
+        AccessDeniedError: It is a remote one, and names a shard that is not below the base that the user gives.
     """
     if isinstance(shards, str):
         document, start = _read(shards, cache_dir), shards.rpartition("/")[0]
@@ -31,10 +33,16 @@ def described(shards: Any, base: str | None, options: Mapping[str, Any] | None, 
     document |= dict(options or {})
     if "datasets" in document and not document.get("shardlist"):
         raise ConfigError(f"{shards!r} names other indexes (datasets): open each, and join them with torch's ConcatDataset")
-    start = document.get("base", start) if base is None else base
+    start = start if base is None else base
     found = document.get("shardlist")
     if not found or not all(isinstance(some, Mapping) and {"url", "nsamples"} <= some.keys() for some in found):
         raise ConfigError(f"{str(shards)[:200]!r} is no index of wids: it has no shardlist of url and nsamples")
+    is_foreign = isinstance(shards, str) and is_remote(shards) and "shardlist" not in (options or {})
+    if base is not None and is_foreign and (wrong := [some["url"] for some in found if leaves_directory(some["url"])]):
+        raise AccessDeniedError(
+            f"{redact(shards)} names {redact(wrong[0])}, which is not below base={base!r}: a remote index names no other place "
+            "there; leave base= out, or give the shards as a list"
+        )
     return {**document, "shardlist": [{**shard, "url": _joined(start, shard["url"])} for shard in found]}
 
 
@@ -60,9 +68,18 @@ def _joined(start: str, url: str) -> str:
     return url if is_remote(url) or url.startswith(("/", "pipe:", "file:")) or not start else f"{start.rstrip('/')}/{url}"
 
 
+def _absolute(url: str) -> str:
+    path = without_file(url)
+    return url if is_remote(path) or is_command(path) else str(local_path(path).absolute())
+
+
 def written(document: dict[str, Any], cache_dir: str | None) -> Path:
-    """Return the path of an index with a document, beside the cache: named by its content."""
-    text = json.dumps({**document, "wids_version": 1}, sort_keys=True)
+    """Return the path of an index with a document, beside the cache: named by its content.
+
+    Its shards have absolute paths: a relative one of it would start at the cache.
+    """
+    shards = [{**shard, "url": _absolute(shard["url"])} for shard in document["shardlist"]]
+    text = json.dumps({**document, "shardlist": shards, "wids_version": 1}, sort_keys=True)
     cache = Path(cache_dir or default_cache_directory())
     folder = cache.with_name(f"{cache.name}-wids")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
