@@ -178,6 +178,7 @@ def test_values_are_encoded_by_their_extension(tmp_path: Path) -> None:
         ({"__key__": ".a", "txt": "a"}, "readers split names at the first dot"),
         ({"__key__": "__meta__/a", "txt": "a"}, "pass over those that begin with a dot or '__'"),
         ({"__key__": "a", "x/txt": "a"}, "readers split names"),
+        ({"__key__": "a", "txt": "a", "": b"b"}, "a part without a name"),
         ({"__key__": "a", "txt": "a", "TXT": "b"}, "in two spellings"),
         ({"__key__": "a", "bin": 1}, "values of 'bin' have no encoder: give bytes"),
         ({"__key__": "a", "pkl": 1}, "pickles run any code where they are read"),

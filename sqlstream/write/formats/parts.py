@@ -78,6 +78,8 @@ class PartEncoder:
             raise EncodeError(f"sample {key!r} has an extension in two spellings, which readers take for one: {sorted(sample)}")
         files.sort(key=_order)
         for name, _ in files:
+            if not name:
+                raise EncodeError(f"sample {key!r} has a part without a name, which readers pass over: name it by an extension")
             if split_name(f"{key}.{name}") != (key, name.lower()):
                 raise EncodeError(
                     f"sample {key!r} with {name!r}: readers split names at the first dot of their last part, and pass over "
