@@ -2,6 +2,7 @@
 
 What an index says is compared with what is there: sizes, hashes, numbers of samples. Then each file is read as a whole: tables
 of MDS and the sizes within its samples, rows of the split formats, headers of tars, CRCs of ZIP members, row groups of Parquet.
+Tars that are compressed as a whole are unpacked beside.
 """
 
 from __future__ import annotations
@@ -24,15 +25,17 @@ from sqlstream.storage.base.protocols import RemoteReader
 from sqlstream.storage.members.braces import expand
 from sqlstream.storage.members.mds import MdsShard, ShardFile, is_mds_index, offsets, parse_index
 from sqlstream.storage.members.mds_decoder import MdsDecoder
-from sqlstream.storage.members.names import group
+from sqlstream.storage.members.names import group, tar_extension
 from sqlstream.storage.members.packed import check_hashes, decompress
 from sqlstream.storage.members.split import RowDecoder
 from sqlstream.storage.members.tar import TarMember, read_members
+from sqlstream.storage.members.unpack import MAGIC_BYTES, compression_of
+from sqlstream.storage.members.unpack import decompress as decompress_whole
 from sqlstream.write.base.disk import temporary_disk
 from sqlstream.write.formats.whole_files import little_endian
 
 INDEX_NAME = "index.json"
-_KINDS = (".tar", ".zip", ".parquet")
+_KINDS = ("tar", "zip", "parquet")
 _PIECE_BYTES = 1 << 20  # arbitrary
 
 
@@ -84,14 +87,13 @@ class ShardReader:
         """
         found = tuple(shard for place in expand(src) for shard in self._found(place))
         if not found:
-            raise ConfigError(f"{urls.redact(src)} has no {INDEX_NAME} and no file of {', '.join(_KINDS)}: check the path")
+            raise ConfigError(f"{urls.redact(src)} has no {INDEX_NAME} and no file of .{', .'.join(_KINDS)}: check the path")
         return found
 
     def _found(self, place: str) -> Iterator[KnownShard]:
-        kind = urls.extension(place)
-        if kind in _KINDS:
+        if _kind_of(place) in _KINDS:
             yield self._plain(place, self._size(place))
-        elif kind == ".json":
+        elif urls.extension(place) == ".json":
             yield from self._indexed(place, self._text(place))
         else:
             prefix = place.rstrip("/") + "/"
@@ -100,11 +102,11 @@ class ShardReader:
                 yield from self._indexed(f"{prefix}{INDEX_NAME}", self._text(f"{prefix}{INDEX_NAME}"))
                 return
             for url in sorted(sizes):
-                if urls.extension(url) in _KINDS and not url.rpartition("/")[2].startswith("."):
+                if _kind_of(url) in _KINDS and not url.rpartition("/")[2].startswith("."):
                     yield self._plain(url, sizes[url])
 
     def _plain(self, url: str, size: int | None) -> KnownShard:
-        return KnownShard(url, urls.extension(url)[1:], None, size, ())
+        return KnownShard(url, _kind_of(url), None, size, ())
 
     def _indexed(self, url: str, text: bytes) -> Iterator[KnownShard]:
         prefix, name = url.rpartition("/")[0] + "/", urls.redact(url)
@@ -176,7 +178,7 @@ class ShardReader:
         """Compare the offsets beside a tar with its headers, if there are some."""
         if self._size(f"{url}.idx") is None:
             return
-        if self._text(f"{url}.idx") != tar_offsets(path):
+        if self._text(f"{url}.idx") != tar_offsets(path, "it"):
             raise DamagedShardError("its .idx does not fit its headers: write it again with `sqlstream shards index --idx`")
 
     # -- files --------------------------------------------------------------------------------------------------------
@@ -225,13 +227,19 @@ class ShardReader:
                 yield f"{prefix}{path.relative_to(urls.local_path(prefix))}", path.stat().st_size
 
 
+def _kind_of(url: str) -> str:
+    """Return which shard a file is by its name, or its extension."""
+    return "tar" if tar_extension(url) else urls.extension(url)[1:]
+
+
 def _tar_of(entry: Any, prefix: str, name: str) -> KnownShard:
     try:
         url, num_samples, size = str(entry["url"]), int(entry["nsamples"]), entry.get("filesize")
         hashes: Mapping[str, str] = {"md5": str(entry["md5sum"])} if entry.get("md5sum") else {}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise SourceError(f"{name} has a shard without url and nsamples ({error!r}): write it again") from error
-    place = url if urls.is_remote(url) or url.startswith("/") else prefix + url
+    path = urls.without_file(url)
+    place = path if urls.is_remote(path) or path.startswith("/") else prefix + path
     files = (ShardFile(basename=url, bytes=size or 0, hashes=hashes),) if hashes else ()
     return KnownShard(place, "tar", num_samples, size, files)
 
@@ -251,15 +259,35 @@ class FileRange:
             return file.read(num_bytes)
 
 
-def _tar_samples(path: Path) -> Iterator[list[TarMember]]:
-    for _, parts in group(read_members(FileRange(path), "it"), "it"):
+@contextlib.contextmanager
+def _content(path: Path, name: str) -> Iterator[FileRange]:
+    """Give what a tar holds: itself, or what it is unpacked, where it is compressed as a whole."""
+    if (compression := compression_of(FileRange(path).read_at(0, MAGIC_BYTES))) is None:
+        yield FileRange(path)
+        return
+    with contextlib.ExitStack() as exit_:
+        with temporary_disk(f"{name} is unpacked there"):
+            copy = Path(exit_.enter_context(tempfile.TemporaryDirectory(prefix="sqlstream-shards-")), "shard")
+            with open(copy, "wb") as file:
+                file.writelines(decompress_whole(_chunks(path), compression, name))
+        yield FileRange(copy)
+
+
+def _tar_samples(content: FileRange, name: str) -> Iterator[list[TarMember]]:
+    for _, parts in group(read_members(content, name), name):
         yield list(parts.values())
 
 
-def tar_offsets(path: Path) -> bytes:
-    """Return u64 offset of the first header of each sample of a tar, and of the end of the last one."""
+def tar_offsets(path: Path, name: str) -> bytes:
+    """Return u64 offset of the first header of each sample of a tar, and of the end of the last one.
+
+    Raises:
+        SourceError: It is damaged, or compressed, so that no offset leads to a sample.
+    """
+    if compression_of(FileRange(path).read_at(0, MAGIC_BYTES)) is not None:
+        raise SourceError(f"{name} is compressed as a whole, where no offset leads to a sample: unpack it, or leave it out")
     starts, end = array("Q"), 0
-    for parts in _tar_samples(path):
+    for parts in _tar_samples(FileRange(path), name):
         starts.append(min(part.start for part in parts))
         last = max(part.offset + part.size for part in parts)
         end = last + -last % 512
@@ -271,11 +299,12 @@ def tar_entry(path: Path, url: str) -> dict[str, Any]:
     """Return what an index of wids says of a tar."""
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-    return {"url": url, "nsamples": _num_tar(path), "filesize": path.stat().st_size, "md5sum": digest}
+    return {"url": url, "nsamples": _num_tar(path, urls.redact(url)), "filesize": path.stat().st_size, "md5sum": digest}
 
 
-def _num_tar(path: Path) -> int:
-    return sum(1 for _ in _tar_samples(path))
+def _num_tar(path: Path, name: str = "it") -> int:
+    with _content(path, name) as content:
+        return sum(1 for _ in _tar_samples(content, name))
 
 
 def _num_zip(path: Path) -> int:

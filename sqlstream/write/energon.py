@@ -75,7 +75,7 @@ def write_energon(tars: Iterable[tuple[str, Path]], folder: Path) -> int:
     try:
         connection.executescript(_TABLES)
         for number, (name, path) in enumerate(tars):
-            digest.update(f"{name}\0{path.stat().st_size}\0".encode() + tar_offsets(path))
+            digest.update(f"{name}\0{path.stat().st_size}\0".encode() + tar_offsets(path, name))
             counts[name] = _add(connection, number, name, path)
         connection.executescript(_INDEXES)
         connection.commit()

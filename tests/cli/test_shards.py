@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import bz2
 import contextlib
+import gzip
 import io
 import json
+import lzma
 import shutil
 import sqlite3
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -291,6 +295,31 @@ def test_the_index_of_wids_and_offsets_are_written_beside_tars(
     assert (tmp_path / ".nv-meta" / "index.sqlite").exists()
     assert shards(capsys, "index", tmp_path)[0] == 2
     assert shards(capsys, "index", FIXTURES / "zip" / "deflated.zip", "--idx")[0] == 2
+
+
+@pytest.mark.parametrize(("name", "compress"), [("s.tar.gz", gzip.compress), ("s.txz", lzma.compress), ("s.tar", bz2.compress)])
+def test_a_tar_that_is_compressed_as_a_whole_is_sound_and_has_an_index_but_no_offsets(
+    name: str, compress: Callable[[bytes], bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tar = tmp_path / name
+    tar.write_bytes(compress((FIXTURES / "wds" / "shard-000000.tar").read_bytes()))
+    code, checked = shards(capsys, "verify", tmp_path, "--json")
+    assert (code, checked["damaged"], checked["samples"]) == (0, [], 4)
+    assert shards(capsys, "info", tar, "--json")[1]["format"] == "tar"
+    code, written = shards(capsys, "index", tar, "--wids", tmp_path / "index.json", "--json")
+    assert (code, written["samples"]) == (0, 4)
+    assert shards(capsys, "verify", tmp_path, "--json")[1]["samples"] == 4
+    for word in ("--idx", "--energon"):
+        code, text = shards(capsys, "index", tar, word)
+        assert (code, f"{name} is compressed as a whole, where no offset leads to a sample" in text) == (2, True)
+    tar.write_bytes(tar.read_bytes()[:-20])
+    assert shards(capsys, "verify", tar, "--json")[0] == 1
+
+
+def test_an_index_of_wids_may_name_a_file_by_its_scheme(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tar = FIXTURES / "wds" / "shard-000000.tar"
+    (tmp_path / "index.json").write_text(json.dumps({"shardlist": [{"url": f"file:{tar}", "nsamples": 4}]}))
+    assert shards(capsys, "verify", tmp_path)[0] == 0
 
 
 def test_the_files_of_energon_equal_the_golden_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

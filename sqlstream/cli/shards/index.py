@@ -56,6 +56,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _made(options: argparse.Namespace, reader: ShardReader, tars: list[str], folder: Path) -> tuple[dict[str, Path], int]:
     """Return the files by where they belong, and the number of samples; each tar is read once, and held one at a time."""
+    from sqlstream.storage.base.urls import redact
     from sqlstream.write.check import tar_entry, tar_offsets
     from sqlstream.write.energon import ENERGON_FILES, FOLDER, write_energon
     from sqlstream.write.formats.wids import wids_index
@@ -72,7 +73,7 @@ def _made(options: argparse.Namespace, reader: ShardReader, tars: list[str], fol
                     entries.append(tar_entry(path, url.removeprefix(wids_base)))
                 if options.idx:
                     files[f"{url}.idx"] = folder / f"{number}.idx"
-                    files[f"{url}.idx"].write_bytes(tar_offsets(path))
+                    files[f"{url}.idx"].write_bytes(tar_offsets(path, redact(url)))
                 yield url.removeprefix(base), path
 
     if options.energon:

@@ -1,4 +1,4 @@
-"""Members of samples: keys and extensions, as WebDataset has them."""
+"""Names of archives, and of members of samples: keys and extensions, as WebDataset has them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 
 from sqlstream.errors import DamagedShardError, SourceError
 
+_TAR = re.compile(r"\.(tar(\.(gz|bz2|xz|zst|zstd))?|tgz|tbz2?|txz)$", re.IGNORECASE)
 _META = re.compile(r"__[^/]*__($|/)")
 """Members that are no part of samples."""
 _TAKEN = ("__key__", "__url__", "__local_path__")
@@ -24,6 +25,17 @@ class Named(Protocol):
 
 
 Member = TypeVar("Member", bound=Named)
+
+
+def tar_extension(url: str) -> str:
+    """Return the extension of a TAR archive, in lower case; empty: by its name it is none.
+
+    Example:
+        >>> tar_extension("s3://bucket/s-000.tar"), tar_extension("https://host/S.TAR.GZ?sig=x"), tar_extension("s.zip")
+        ('.tar', '.tar.gz', '')
+    """
+    found = _TAR.search(re.split(r"[?#]", url, maxsplit=1)[0])
+    return "" if found is None else found[0].lower()
 
 
 def split_name(name: str) -> tuple[str, str] | None:

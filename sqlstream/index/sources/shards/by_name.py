@@ -12,9 +12,8 @@ from sqlstream.index.sources.shards.tar_shard import TarShard
 from sqlstream.index.sources.shards.zip_shard import ZipShard
 from sqlstream.storage.base import urls
 from sqlstream.storage.members import braces
+from sqlstream.storage.members.names import tar_extension
 from sqlstream.storage.members.records import EXTENSIONS
-
-_TAR = re.compile(r"\.(tar(\.(gz|bz2|xz|zst|zstd))?|tgz|tbz2?|txz)$", re.IGNORECASE)
 
 _ZIP = re.compile(r"\.zip$", re.IGNORECASE)
 
@@ -32,7 +31,7 @@ def layout_of(url: str, label_column: str | None = None, index_members: tuple[st
         (True, True, None)
     """
     name = re.split(r"[?#]", url, maxsplit=1)[0]
-    if urls.is_command(url) or _TAR.search(name):
+    if urls.is_command(url) or tar_extension(url):
         return TarShard(index_members=index_members)
     if (layout := EXTENSIONS.get(urls.extension(name))) is not None:
         return RecordShard(layout=layout)
@@ -41,8 +40,7 @@ def layout_of(url: str, label_column: str | None = None, index_members: tuple[st
 
 def says_compressed(url: str) -> bool:
     """Return whether a shard is compressed as a whole by its name: its first bytes tell for sure."""
-    found = None if urls.is_command(url) else _TAR.search(re.split(r"[?#]", url, maxsplit=1)[0])
-    return found is not None and found[0].lower() != ".tar"
+    return not urls.is_command(url) and tar_extension(url) not in ("", ".tar")
 
 
 def shard_urls(text: str, *, allow_pipes: bool = False) -> list[str] | None:
