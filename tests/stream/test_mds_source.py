@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from sqlstream import StreamingDataLoader, StreamingDataset
-from sqlstream.errors import ConfigError, DecodeError, SourceError
+from sqlstream.errors import ConfigError, DecodeError, SchemaError, SourceError
 from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer
 from sqlstream.transforms.base import Sample
 from sqlstream.transforms.presets import CacheTransform
+from sqlstream.write import MdsWriter
 from tests.goldens import FIXTURES, as_json, expected
+from tests.stream.shards import tar_of
 
 MDS = FIXTURES / "mds"
 NAMES = ["plain", "empty_shard", "fixed_only", "bypass", "merged", "jsonl", "csv", "tsv", "xsv"]
@@ -171,3 +173,17 @@ def test_a_json_table_of_a_server_that_says_no_length_is_still_a_table(server: F
     server.objects["/rows.json"] = b'[{"a": 1}, {"a": 2}]'
     server.script("/rows.json", always=FaultyAnswer(fault=Fault.NO_LENGTH))
     assert [sample["a"] for sample in opened(f"{server.url}/rows.json", tmp_path)] == [1, 2]
+
+
+@pytest.mark.parametrize("options", [{}, {"lazy_index_chunk_size": 1}])
+@pytest.mark.parametrize("name", ["__url__", "__shard__"])
+def test_a_column_named_as_a_field_of_all_samples_of_shards_is_refused(
+    name: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    with MdsWriter(tmp_path / "mds", {name: "str"}) as writer:
+        writer.write({name: "a"})
+    (tmp_path / "s.tar").write_bytes(tar_of([("a", {"txt": b"1", name: b"2"})]))
+    sources = [tmp_path / "mds"] if name == "__url__" else [tmp_path / "mds", tmp_path / "s.tar"]
+    for src in sources:
+        with pytest.raises(SchemaError, match=f"has a column '{name}', a field that every sample of a shard gets"):
+            opened(src, tmp_path, **options)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from sqlstream.config import DamagedShards, MissingShards
-from sqlstream.errors import DamagedShardError
+from sqlstream.errors import DamagedShardError, SchemaError
 from sqlstream.index.sources.base.access import local_copy
 from sqlstream.index.sources.base.base import PLAIN, Reading, TableFile
 from sqlstream.index.sources.base.byte_source import LocalBytes
@@ -218,6 +218,7 @@ class ShardPart:
 
         Raises:
             DamagedShardError: It is damaged, and that is to be raised.
+            SchemaError: A column has the name of a field that its samples get.
             SourceError: See `ShardLayout.samples`.
         """
         if self.source.is_missing:
@@ -226,6 +227,11 @@ class ShardPart:
             found = self.layout.samples(self.source, remote, scratch)
         except DamagedShardError as error:
             found = ShardSamples.none(error)
+        if taken := found.taken_columns:
+            raise SchemaError(
+                f"{urls.redact(self.source.url)} has a column {taken[0]!r}, a field that every sample of a shard gets, whose "
+                "values would be lost: write the shard again with another name for it"
+            )
         if found.damage is None:
             return found
         if self.damaged is DamagedShards.RAISE:

@@ -61,6 +61,13 @@ class ShardSamples:
         """Columns of parts, in the order of their first appearance."""
         return [name for name in self.parts.names if name != SAMPLE and name not in self.parsed]
 
+    @property
+    def taken_columns(self) -> list[str]:
+        """Columns of its own that are named as what each row of a shard gets."""
+        added = {field.name for field in self._added}
+        beside = [] if self.beside is None else self.beside.column_names
+        return [name for name in (*self.member_columns, *beside, *self.typed) if name in added]
+
     def part_names(self, columns: Collection[str]) -> list[str]:
         """Return the parts that hold some columns."""
         return [SAMPLE] if self.typed else [name for name in self.member_columns if name in columns]
@@ -71,13 +78,17 @@ class ShardSamples:
 
     def schema(self) -> pa.Schema:
         """Return the columns of its rows: key, shard, and the size of each part."""
-        fields: list[pa.Field[Any]] = [] if self.keys is None else [pa.field(KEY, pa.string())]
-        fields += [pa.field(SHARD, pa.int64()), pa.field(URL, pa.int64(), metadata={ENCODING: SHARD_URL})]
+        fields = [*self._added]
         fields += [pa.field(name, pa.int64(), metadata={ENCODING: MEMBER}) for name in self.member_columns]
         fields += (
             [] if self.beside is None else [field for field in self.beside.schema if field.name not in self.member_columns]
         )
         return pa.schema([*fields, *(pa.field(name, kind) for name, kind in self.typed.items())])
+
+    @property
+    def _added(self) -> list[pa.Field[Any]]:
+        fields: list[pa.Field[Any]] = [] if self.keys is None else [pa.field(KEY, pa.string())]
+        return [*fields, pa.field(SHARD, pa.int64()), pa.field(URL, pa.int64(), metadata={ENCODING: SHARD_URL})]
 
     def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield the rows."""
