@@ -115,7 +115,8 @@ def test_relative_paths_start_where_theirs_do(form: str, tmp_path: Path, monkeyp
     document = {"wids_version": 1, "shardlist": shards, "base": "/not/read/at/the/top"}
     (tmp_path / "some.json").write_text(json.dumps(document))
     monkeypatch.chdir(tmp_path)
-    options: dict[str, Any] = {"options": {"options": {"shardlist": shards}}, "base": {"base": "."}}.get(form, {})
+    options_of: dict[str, dict[str, Any]] = {"options": {"options": {"shardlist": shards}}, "base": {"base": "."}}
+    options = options_of.get(form, {})
     dataset = opened(shards if form == "list" else "some.json", tmp_path / "other", transformations=[], **options)
     assert [int(dataset[number][".cls"].read()) for number in (0, 31)] == [0, 31]
     assert Path(dataset[0]["__shard__"]) == Path("s/s-0.tar")
