@@ -277,3 +277,32 @@ def test_an_error_in_the_middle_of_a_result_is_the_query_s(path: Path, tmp_path:
     sandbox = Sandbox(index, query, engine="duckdb", scratch=tmp_path / "scratch")
     with contextlib.closing(sandbox), pytest.raises(QueryError, match=r"not run in DuckDB: .*Could not convert string 'a9\d+'"):
         list(sandbox.run(query, 1000)[1])
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT * FROM dataframe ORDER BY label LIMIT 1000",
+        "SELECT label, any_value(n) AS n FROM dataframe GROUP BY label",
+        "SELECT *, row_number() OVER (PARTITION BY label) AS place FROM dataframe",
+    ],
+    ids=["order", "group", "window"],
+)
+def test_rows_come_in_one_order_in_each_run(query: str, tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
+    rows = pa.table({"n": range(150_000), "label": [number * 7919 % 503 for number in range(150_000)]})
+    found = [
+        build(tmp_path, rows, sql_query=f"{query} -- run {run}", sql_engine="duckdb") for run in range(3)
+    ]  # a result that was found would tell nothing
+    taken = [index.rows(index.row_ids(np.arange(len(index))).tolist()) for index in found]
+    assert taken[0] == taken[1] == taken[2]
+
+
+def test_moments_are_those_of_utc_wherever_the_machine_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("duckdb")
+    rows = pa.table({"made": pa.array([dt.datetime(2024, 1, 31, 20)], pa.timestamp("us", "UTC"))})
+    query = "SELECT hour(made) AS hour, made::DATE AS day, TIMESTAMPTZ '2024-01-31 20:00' = made AS same FROM dataframe"
+    for zone in ("Asia/Tokyo", "America/New_York"):
+        monkeypatch.setenv("TZ", zone)  # read by the process of the query
+        (row,) = all_rows(build(tmp_path, rows, sql_query=f"{query} -- {zone}", sql_engine="duckdb"))
+        assert row == {"hour": 20, "day": dt.date(2024, 1, 31), "same": True}

@@ -30,6 +30,13 @@ def test_sqlite_may_not_ask_what_time_it_is(query: str) -> None:
         check_repeatable(query, ["day", "t", "year"])
 
 
+@pytest.mark.parametrize("zone", ["localtime", "utc", "LocalTime"])
+def test_sqlite_may_not_ask_in_which_time_zone_it_is(zone: str) -> None:
+    query = f"SELECT *, strftime('%H', day, '+1 hour', '{zone}') AS hour FROM dataframe WHERE note <> 'localtime'"
+    with pytest.raises(QueryError, match="goes by the time zone of the machine"):
+        check_repeatable(query, ["day", "note"])
+
+
 @pytest.mark.parametrize("query", DUCKDB.values(), ids=DUCKDB)
 def test_duckdb_may_not_draw_or_ask_what_time_it_is(query: str) -> None:
     with pytest.raises(QueryError, match="depends on the moment or on chance"):
@@ -39,11 +46,11 @@ def test_duckdb_may_not_draw_or_ask_what_time_it_is(query: str) -> None:
 @pytest.mark.parametrize(
     "query",
     [
-        "SELECT * FROM dataframe WHERE date(day) = '2026-01-01' AND note != 'now'",
+        "SELECT * FROM dataframe WHERE date(day) = '2026-01-01' AND note != 'now' AND note != 'localtime'",
         "SELECT * FROM dataframe WHERE strftime('%Y', day) = '2026' AND date > 3 AND \"date\" < 9",
         "SELECT * FROM dataframe WHERE hash(random, 5) % 10 < 3 AND now > 1 AND t.current_date > 2 /* now() */",
     ],
-    ids=["a-text", "columns-and-dates", "names-of-functions"],
+    ids=["texts", "columns-and-dates", "names-of-functions"],
 )
 def test_columns_and_texts_of_these_names_are_no_functions(query: str) -> None:
     check_repeatable(query, ["date", "random", "now"])

@@ -37,6 +37,8 @@ _ONLY_SQLITE = frozenset("add alter commit delete drop index insert set transact
 
 _DATES = frozenset("date time datetime julianday unixepoch strftime".split())
 """SQLite's functions that take the moment where they are given none, or 'now'."""
+_OF_MACHINE = frozenset(("'localtime'", "'utc'"))
+"""Modifiers of these functions."""
 _VOLATILE = frozenset(
     "random uuid uuidv4 uuidv7 gen_random_uuid setseed now today get_current_time get_current_timestamp transaction_timestamp "
     "current_date current_time current_timestamp localtime localtimestamp nextval currval txid_current".split()
@@ -221,7 +223,14 @@ def check_repeatable(query: str, columns: Collection[str], engine: str = "sqlite
     names = {column.lower() for column in columns}
     for place, word in enumerate(words):
         if engine == "sqlite":
-            is_other = word in _DATES and _is_of_now(word, _arguments(words, place + 1))
+            arguments = _arguments(words, place + 1) if word in _DATES else None
+            if zone := next((text for text in arguments or () if text in _OF_MACHINE), None):
+                raise QueryError(
+                    f"the query {shortened(query)!r} goes by the time zone of the machine ({zone}), which is another one on "
+                    "other nodes: columns with a zone are in UTC here; write datetime(x, '+9 hours')",
+                    query=query,
+                )
+            is_other = word in _DATES and _is_of_now(word, arguments)
         elif word in _VOLATILE:
             is_name = word not in _MOMENTS or word in names or words[place - 1 : place] == ["."]
             is_other = words[place + 1 : place + 2] == ["("] or not is_name

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import os
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -28,10 +27,12 @@ from sqlstream.index.types.models import ROW, VIEWS, quote
 from sqlstream.index.types.schema import normalise
 
 _ROWS_AT_A_TIME = 16_384
-_MOST_THREADS = 4  # arbitrary: other ranks of the node wait for this one, and its trainer may not
+_THREADS = 1
+"""More give rows in another order each time, and with it other rows where a LIMIT cuts equal ones: nodes would disagree."""
 _NOT_IN_ARROW = frozenset({"time with time zone", "bit", "uhugeint", "bignum", "varint"})
 """Types of which DuckDB gives Arrow less than the value: no zone, bytes of its own, a number of fewer digits."""
 _LOCKS = (
+    "TimeZone='UTC'",  # else the machine's: hours and days of moments would differ from node to node
     "enable_progress_bar=false",
     "enable_external_access=false",
     "autoinstall_known_extensions=false",
@@ -86,7 +87,7 @@ class DuckdbEngine:
         self._duckdb: Any = importlib.import_module("duckdb")
         settings = {
             "memory_limit": f"{memory_bytes}B",
-            "threads": min(_MOST_THREADS, os.cpu_count() or 1),
+            "threads": _THREADS,
             "temp_directory": f"{scratch}.d",
             "max_temp_directory_size": f"{spill_bytes}B",
         }
