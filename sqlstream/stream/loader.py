@@ -54,9 +54,10 @@ class StreamingDataLoader(DataLoader[Sample]):
         pack_bytes: With workers, long bytes, texts, tensors and arrays of a batch come by shared memory that is used again,
             whatever the structure of the batch. `'views'`: a list of `bytes` is then a `PackedBytes`, which gives them without
             a copy; True: it is a list, as without workers. False: all as torch sends it.
+        sampler, batch_sampler: None. Lightning gives both as it makes a loader anew, to predict.
 
     Raises:
-        ConfigError: The dataset was given another batch size, or is no StreamingDataset.
+        ConfigError: The dataset was given another batch size, or is no StreamingDataset; or there is a sampler.
 
     Example:
         >>> loader = StreamingDataLoader(dataset, batch_size=4, num_workers=2)
@@ -83,7 +84,14 @@ class StreamingDataLoader(DataLoader[Sample]):
         persistent_workers: bool = False,
         pin_memory_device: str = "",
         pack_bytes: bool | Literal["views"] = True,
+        sampler: None = None,
+        batch_sampler: None = None,
     ) -> None:
+        if sampler is not None or batch_sampler is not None:
+            raise ConfigError(
+                "the order is the dataset's, so a StreamingDataLoader takes no sampler: give the dataset shuffle_seed=, "
+                "weights= or batches=, or give torch's DataLoader a MapView of the dataset"
+            )
         if not isinstance(dataset, IteratedDataset):
             raise ConfigError(
                 f"StreamingDataLoader takes a StreamingDataset or a MixedDataset, not {type(dataset).__name__}: use torch's "
@@ -111,7 +119,7 @@ class StreamingDataLoader(DataLoader[Sample]):
         dataset.expect_batches(self._batch_options)
         if pack_bytes not in (True, False, "views"):
             raise ConfigError(f"pack_bytes={pack_bytes!r} is unknown: give True, False or 'views'")
-        self._pack_bytes = pack_bytes
+        self.pack_bytes = pack_bytes
         self._packing: PackedCollate | None = None
         self._accelerated: Destination | None = None
         self._num_renewed = dataset.schedule.num_renewed
@@ -168,7 +176,7 @@ class StreamingDataLoader(DataLoader[Sample]):
         self._epochs.note(fetcher, delivery)
         is_alone = type(self.dataset).__iter__ is IteratedDataset.__iter__  # a subclass may look at samples
         if self.num_workers and self._iterator is None:  # workers are about to start
-            self._packing = self._new_packing() if self._pack_bytes else None
+            self._packing = self._new_packing() if self.pack_bytes else None
             if "PIL.Image" in sys.modules:  # each would bring what opens the first image
                 import_ahead(*PILLOW)
         self.collate_fn = collate = _CollateWithPlace(self._packing or _quicker(collate_fn), schedule, loan)
@@ -195,7 +203,7 @@ class StreamingDataLoader(DataLoader[Sample]):
         if isinstance(self.collate_fn, PackedCollate):
             return self.collate_fn
         prefetch_factor = self.prefetch_factor or TORCH_PREFETCH_FACTOR
-        return PackedCollate(self.collate_fn, gives_views=self._pack_bytes == "views", prefetch_factor=prefetch_factor)
+        return PackedCollate(self.collate_fn, gives_views=self.pack_bytes == "views", prefetch_factor=prefetch_factor)
 
     def _expect_held(self, num_held: int) -> None:
         """Have the paths of so many batches more stay valid."""

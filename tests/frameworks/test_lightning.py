@@ -301,6 +301,30 @@ def test_a_second_training_takes_the_epoch_behind_the_first(tmp_path: Path, *, i
     assert model.seen == whole
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("kind", ["plain", "mixed"])
+def test_a_prediction_is_of_each_row(tmp_path: Path, kind: str, num_workers: int) -> None:
+    """Lightning makes the loader anew, to know which rows are in a batch."""
+
+    class Predicting(Model):
+        def predict_step(self, batch: Any) -> Any:
+            return batch["rows"]
+
+        def test_step(self, batch: Any, number: int) -> None:
+            self.seen.append(batch["rows"])
+
+    def make() -> StreamingDataLoader:
+        return plain_loader(tmp_path, num_workers) if kind == "plain" else mixed_loader(tmp_path, num_workers, epoch_size=60)
+
+    model, trainer = Predicting(), trainer_of(saving_epochs(tmp_path))
+    expected = [batch["rows"] for batch in make()]
+    assert trainer.predict(model, make()) == expected
+    trainer.test(model, make(), verbose=False)
+    assert model.seen == expected
+    model.predict_dataloader = make
+    assert trainer.predict(model) == expected, "Lightning keeps the arguments of a loader that is made in a hook"
+
+
 @SAVING
 @pytest.mark.parametrize("is_alone", [True, False])
 def test_streams_with_batches_of_their_own_give_all_their_epochs(tmp_path: Path, saving: Any, *, is_alone: bool) -> None:

@@ -555,3 +555,11 @@ def marks_of(samples: list[Any]) -> list[Any]:
     info = get_worker_info()
     assert info is not None
     return list(info.dataset.marks)  # type: ignore[attr-defined]  # set above
+
+
+def test_a_sampler_is_refused(tmp_path: Path) -> None:
+    with StreamingDataset(make_table(tmp_path, NUM_ROWS), tmp_path / "cache", show_progress=False) as dataset:
+        for name in ("sampler", "batch_sampler"):
+            given: dict[str, Any] = {name: [[0, 1]]}
+            with pytest.raises(ConfigError, match="takes no sampler: give the dataset shuffle_seed="):
+                StreamingDataLoader(dataset, **given)
