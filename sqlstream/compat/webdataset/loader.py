@@ -123,6 +123,8 @@ class WebLoader(DataPipeline, FluidInterface):
         self._follow()
         repetitions, limit = self._epoch
         self._taken, self._loaded = self._loaded, 0  # an iteration that was left in the middle is over
+        if 0 < limit <= self._taken:  # the state is of the end of an epoch, or of a longer one
+            self._taken = 0
         num_empty = 0
         for _ in range(repetitions):
             num_empty += 1

@@ -130,6 +130,23 @@ def test_an_epoch_of_a_given_size_goes_on_where_the_one_before_ended_and_from_a_
         assert numbers(other) == [list(range(start, start + 4)) for start in (4, 8, 12)]
 
 
+@pytest.mark.parametrize("is_endless", [False, True])
+def test_a_state_of_the_last_batch_of_an_epoch_is_the_start_of_the_next_one(is_endless: bool, tmp_path: Path) -> None:
+    with classes(tmp_path / "s", tmp_path, resampled=is_endless) as dataset:
+        loader = wds.WebLoader(dataset.map(tupled).batched(4).with_epoch(3), batch_size=None)
+        states, epoch = list[dict[str, Any]](), list[Any]()
+        for batch in loader:
+            epoch += numbers([batch])
+            states.append(loader.state_dict())
+        following = numbers(loader)
+        assert (len(epoch), len(following)) == (3, 3)
+        for taken, state in enumerate(states, start=1):
+            again = wds.WebLoader(dataset.map(tupled).batched(4).with_epoch(3), batch_size=None)
+            again.load_state_dict(state)
+            rest = numbers(itertools.islice(again, 4))
+            assert rest == (epoch[taken:] or following), f"after {taken} batches"
+
+
 def test_an_epoch_of_the_dataset_is_that_of_each_worker(tmp_path: Path) -> None:
     with classes(tmp_path / "s", tmp_path, resampled=True) as dataset:
         chain = dataset.map(tupled).batched(4).with_epoch(5)
