@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -394,6 +395,10 @@ class _CountedBatches:
             self._handed.end()
             self._delivery.is_over = True
             raise
+        except BaseException as error:
+            if self._batches._num_workers:
+                forget_frames(error)
+            raise
         self._handed.add(partial(self._delivery.note, place))
         return batch
 
@@ -403,3 +408,13 @@ class _CountedBatches:
     def __getattr__(self, name: str) -> Any:
         """Return any other attribute of torch's iterator: frameworks ask for them."""
         return getattr(self._batches, name)
+
+
+def forget_frames(error: BaseException) -> None:
+    """Clear the variables of torch's frames, below the caller's: one of them names the error, whose traceback has this frame.
+
+    Torch's iterator is in that circle. Else the garbage collector ends its workers at any later time, and waits for them 5 s
+    each: if it comes within a transaction of the cache, they wait for that.
+    """
+    if error.__traceback__ is not None:
+        traceback.clear_frames(error.__traceback__.tb_next)

@@ -6,6 +6,7 @@ import gc
 import json
 import logging
 import os
+import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -17,7 +18,7 @@ from torch.utils.data._utils import signal_handling
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from sqlstream import StreamingDataLoader, StreamingDataset
-from sqlstream.errors import ConfigError, StateError
+from sqlstream.errors import ConfigError, StateError, TransformError
 from sqlstream.world import World
 from tests.cache.session import Session
 from tests.stream.kit import rows_in_order
@@ -555,6 +556,26 @@ def marks_of(samples: list[Any]) -> list[Any]:
     info = get_worker_info()
     assert info is not None
     return list(info.dataset.marks)  # type: ignore[attr-defined]  # set above
+
+
+def fail(_: dict[str, Any]) -> dict[str, Any]:
+    """Raises in a worker."""
+    raise ZeroDivisionError
+
+
+def test_the_error_of_a_worker_keeps_torchs_iterator_in_no_circle(dataset: OpenDataset) -> None:
+    """The garbage collector would end its workers, within a transaction of the cache perhaps, for which they wait."""
+    loader = StreamingDataLoader(dataset(transforms=[fail], on_error="raise"), batch_size=8, num_workers=1)
+    gc.disable()
+    try:
+        batches: Any = iter(loader)
+        ended = weakref.ref(batches._batches)
+        with pytest.raises(TransformError):
+            next(batches)
+        del batches
+        assert ended() is None
+    finally:
+        gc.enable()
 
 
 def test_a_sampler_is_refused(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from sqlstream.stream.frameworks.lightning import (
     num_counted_before,
     state_kept_back,
 )
-from sqlstream.stream.loader import InitWorker
+from sqlstream.stream.loader import InitWorker, forget_frames
 from sqlstream.stream.mixed_pipeline import MixedPipeline
 from sqlstream.stream.mixture.mixing import Mixing, MixtureRule, NamedWeights, StreamChange
 from sqlstream.stream.mixture.mixture_plan import MixtureWeights, scheduled
@@ -362,8 +362,10 @@ class _CountedSteps:
             loader._run.note_end()
             loader._stop()
             raise
-        except BaseException:  # workers that have failed are not asked again
+        except BaseException as error:  # workers that have failed are not asked again
             loader._loader = loader._running = None
+            if loader.num_workers:
+                forget_frames(error)
             raise
         self.handed.add(partial(loader._run.note, step, num_rounds_left))
         assert isinstance(batch, Batch)
