@@ -13,6 +13,7 @@ from sqlstream.order import is_counted
 from sqlstream.order.streams.whole_weights import Number
 from sqlstream.stream.dataset import StreamingDataset
 from sqlstream.stream.mixture.mixture_plan import StreamShare
+from sqlstream.transforms.stream_name import STREAM
 
 
 class Stream:
@@ -187,6 +188,11 @@ def _check_together(leaves: Sequence[Leaf]) -> None:
     if len(set(numbers.values())) > 1:
         raise ConfigError(f"num_canonical_nodes of the streams differ: {numbers}; give all of them the same")
     for leaf in leaves:
+        if STREAM in leaf.dataset.columns:
+            raise ConfigError(
+                f"stream {leaf.name!r} has a column {STREAM!r}, in which samples of a mixture name their stream: give it "
+                f"another name, such as sql_query='SELECT \"{STREAM}\" AS origin, … FROM dataframe'"
+            )
         options = leaf.dataset._pipeline.options
         order = options.order
         for name, is_given in (

@@ -11,10 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sqlstream import StreamingDataset
-from sqlstream.errors import AccessDeniedError, ObjectNotFoundError, QueryError, SchemaError
+from sqlstream import MixedDataset, StreamingDataset
+from sqlstream.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, QueryError, SchemaError
 from sqlstream.testing.servers import FaultyHttpServer
 from tests.index.sources import make_samples
+from tests.stream.tables import make_table
 
 ENGINES = ["sqlite", *(["duckdb"] if importlib.util.find_spec("duckdb") else [])]
 KEYS = ("aab0001", "aab0002", "zxc0003")
@@ -174,3 +175,12 @@ def test_a_computed_url_is_judged_as_one_of_the_table(server: FaultyHttpServer, 
             dataset[0]
     with opened(own, tmp_path / "cache", sql_query=COMPUTED[0].format(path=secret)) as dataset:
         assert Path(dataset[0]["image"]).read_bytes() == b"mine"
+
+
+def test_a_column_that_would_hide_behind_the_name_of_a_stream_is_refused(tmp_path: Path) -> None:
+    src = make_table(tmp_path, 4)
+    query = "SELECT *, 1 AS __stream__ FROM dataframe"
+    with opened(src, tmp_path / "cache", columns_to_download=[], sql_query=query) as dataset:
+        assert next(iter(dataset))["__stream__"] == 1
+        with pytest.raises(ConfigError, match=r"stream 'a' has a column '__stream__'.*give it another name"):
+            MixedDataset({"a": dataset})
