@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 
 NUM_SPARE_SLOTS = 3
 """Slots beside those of waiting batches: the one being written, and those of the last two batches that the trainer took."""
-KEPT_FREE_BYTES = 16 << 20
-"""See `_keep_freed_memory`."""
+_KEPT_FREE_BYTES = 16 << 20
+"""Size of the block that, given back once, has glibc keep up to twice as much of what is freed."""
 _DTYPES = {int: np.int64, float: np.float64}
 _LISTED = (str, bytes)
 _NUMERIC_KINDS = "biufc"
@@ -84,13 +84,13 @@ def _collated(values: list[Any], stack: Stack) -> Any:
 
 @cache
 def _keep_freed_memory() -> None:
-    """Have glibc keep what batches free, up to twice `KEPT_FREE_BYTES`: it does so once a block of that size was given back.
+    """Have glibc keep what batches free, up to twice `_KEPT_FREE_BYTES`.
 
     Else it returns that to the kernel, whose pages the next batch must have anew: 30 µs of the trainer's CPU for a sample of
     47 KB, and 19 so (m; bar: warm-bytes-2). A trainer that has freed a large array (a batch from a pipe) is there by itself.
     Once in a process: the next block would come from what is kept, and be filled with zeros, 20 ms for each epoch (m).
     """
-    bytes(KEPT_FREE_BYTES)
+    bytes(_KEPT_FREE_BYTES)
 
 
 class PackedCollate:
