@@ -149,6 +149,9 @@ def test_an_error_shows_the_query_and_the_columns_at_hand(index: Index) -> None:
         run_query(index, 'SELECT * FROM dataframe WHERE "m" > 5')
     with pytest.raises(QueryError, match=r"random_uniform\(row, seed\)"):
         run_query(index, "SELECT random() FROM dataframe")
+    with pytest.raises(QueryError, match=r"printf\(\) is not allowed: use .*lpad\(number, width, '0'\)"):
+        run_query(index, "SELECT printf('%03d', n) FROM dataframe")
+    assert run_query(index, "SELECT lpad(7, 3, '0') FROM dataframe LIMIT 1")[1] == [("007",)]
 
 
 @pytest.mark.parametrize(

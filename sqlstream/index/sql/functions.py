@@ -36,6 +36,20 @@ _BOUNDED = frozenset(
 """Not in it: what looks at one argument for each byte of another (`instr`, `replace`, `trim`), patterns, and what grows."""
 
 
+_INSTEAD = {
+    "random": "random_uniform(row, seed)",
+    "randomblob": "random_uniform(row, seed)",
+    "printf": "||, round(number, digits) and lpad(number, width, '0')",
+    "format": "||, round(number, digits) and lpad(number, width, '0')",
+}
+"""What does the same as functions that are not let through."""
+
+
+def instead_of(function: str) -> str | None:
+    """Return what users' SQL may have in place of a function that it may not call; None: nothing does the same."""
+    return _INSTEAD.get(function.lower())
+
+
 def is_allowed(function: str) -> bool:
     """Return True if users' SQL may call it."""
     return function.lower() in _SQLITE or function.lower() in _OURS

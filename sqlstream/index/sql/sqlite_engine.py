@@ -177,9 +177,8 @@ class SqliteEngine:
             self.functions.add(str(two).lower())
             if functions.is_allowed(str(two)):
                 return sqlite3.SQLITE_OK
-            self._denied = f"the function {two}() is not allowed" + (
-                ": use random_uniform(row, seed)" if str(two).startswith("random") else ""
-            )
+            instead = functions.instead_of(str(two))
+            self._denied = f"the function {two}() is not allowed" + ("" if instead is None else f": use {instead}")
         else:
             self._denied = (
                 "it does more than select from the index" if action != sqlite3.SQLITE_RECURSIVE else "it is recursive"
