@@ -82,7 +82,7 @@ def _of_account(tx: LedgerTransaction, disk: Disk) -> Iterator[str]:
 def _of_entries(tx: LedgerTransaction, disk: Disk) -> Iterator[str]:
     # Pins of a process that has died are none, though its row stays until it is reaped: an emergency asks the files alone.
     pins = tx.connection.execute("SELECT key, owner FROM pin").fetchall()
-    live = {owner for owner in {owner for _, owner in pins} if disk.owner_is_live(owner)}
+    live = {owner for owner in {owner for _, owner in pins} if disk.owners.is_live(owner)}
     pinned = {key for key, owner in pins if owner in live}
     for row in _rows(tx):
         if not row.is_ready:
@@ -113,5 +113,5 @@ def _of_rest(tx: LedgerTransaction, disk: Disk) -> Iterator[str]:
         yield f"L7: parts are left at rest: {parts}"
     if owners := tx.owners():
         yield f"L7: owners are left at rest: {owners}"
-    if files := disk.scan_owners():
+    if files := disk.owners.scan():
         yield f"L7: owner files are left at rest: {files}"

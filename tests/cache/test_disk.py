@@ -15,7 +15,8 @@ import pytest
 
 from sqlstream.cache import Cache
 from sqlstream.cache.files import layout
-from sqlstream.cache.files.disk import Disk, OwnerNote
+from sqlstream.cache.files.disk import Disk
+from sqlstream.cache.files.owner_files import OwnerNote
 from sqlstream.cli.main import main
 from sqlstream.errors import CacheDirectoryError, CacheDiskError, CacheError, ConfigError
 from sqlstream.process import locks
@@ -271,16 +272,16 @@ def test_a_directory_in_the_place_of_a_file_is_moved_aside_not_deleted(directory
 def test_an_owner_note_comes_back_as_it_was_written(directory: Path) -> None:
     disk = Disk(directory)
     disk.open(create=True)
-    fd = disk.create_owner("0" * 32)
-    assert disk.read_note("0" * 32) is None
+    fd = disk.owners.create("0" * 32)
+    assert disk.owners.read_note("0" * 32) is None
     for note in (
         OwnerNote(pid=1, limit_bytes=None, pinned=[KEY, KEY[::-1]]),
         OwnerNote(pid=1 << 22, limit_bytes=1 << 50, pinned=[]),
     ):
-        disk.write_note(fd, note)
-        assert disk.read_note("0" * 32) == note
+        disk.owners.write_note(fd, note)
+        assert disk.owners.read_note("0" * 32) == note
     locks.close_descriptor(fd)
-    assert disk.read_note("1" * 32) is None
+    assert disk.owners.read_note("1" * 32) is None
 
 
 def test_the_ballast_is_given_up_and_taken_back(directory: Path) -> None:

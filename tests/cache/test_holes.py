@@ -113,7 +113,7 @@ def test_hole_8_an_owner_that_was_taken_for_dead_registers_anew_with_its_pins(
         owner = Session(cache).owner.id
         assert owner is not None
         with Session(cache).transaction() as tx:
-            Session(cache).disk.remove_owner(owner)
+            Session(cache).disk.owners.remove(owner)
             tx.remove_owners([owner])
         cache.acquire_many(urls[2:])
         stats = cache.statistics()

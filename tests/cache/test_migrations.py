@@ -41,7 +41,7 @@ def test_a_ledger_of_version_1_upgrades_with_its_live_rows_and_keeps_its_files(d
     as_version_1(directory)
     pinned, filling, owner = ObjectRef.of(URLS[4]).key, ObjectRef.of("http://nowhere/new.bin").key, "0" * 32
     disk = Disk(directory)
-    fd, part = disk.create_owner(owner), disk.create_part(filling)
+    fd, part = disk.owners.create(owner), disk.create_part(filling)
     os.posix_fallocate(part.fd, 0, 4096)
     with contextlib.closing(sqlite3.connect(directory / "ledger.sqlite")) as old, old:  # as the code of version 1 wrote
         old.execute("INSERT INTO owner VALUES (?, 1, 'h', 1, 'n', NULL, NULL, NULL)", (owner,))
@@ -75,7 +75,7 @@ def test_an_owner_keeps_its_pins_and_its_share_of_the_limit(directory: Path, num
     filled(directory)
     as_version(directory, number)
     disk = Disk(directory)
-    fds = [disk.create_owner(character * 32) for character in "abc"]
+    fds = [disk.owners.create(character * 32) for character in "abc"]
     pinned = sorted([ObjectRef.of(URLS[4]).key, bytes(16)])
     with contextlib.closing(sqlite3.connect(directory / "ledger.sqlite")) as old, old:  # as the code of that version wrote
         columns = "id, pid, host, started_at, name, limit_bytes, waiting_tick, waiting_bytes"

@@ -110,7 +110,7 @@ def test_an_owner_that_gets_no_new_file_closes_no_file_of_others(directory: Path
         def fail(owner: str) -> int:
             raise OSError(errno.EMFILE, "too many open files")
 
-        monkeypatch.setattr(Session(cache).disk, "create_owner", fail)
+        monkeypatch.setattr(Session(cache).disk.owners, "create", fail)
         with pytest.raises(CacheDiskError), Session(cache).owner.transaction():
             pass
         monkeypatch.undo()

@@ -78,7 +78,7 @@ class BackgroundWork:
         if not waiting:
             return
         self._kept.let_go()
-        if any(ticks > REVOKE_TICKS and self._disk.owner_is_live(owner) for owner, ticks in self._ticks_waited.items()):
+        if any(ticks > REVOKE_TICKS and self._disk.owners.is_live(owner) for owner, ticks in self._ticks_waited.items()):
             self._holdings.revoke_prefetched()
             self._holdings.trim_retained(self._ledger.share_bytes(self._owner.num_expected))
         self._owner.flush()

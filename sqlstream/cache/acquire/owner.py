@@ -19,7 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from sqlstream.cache.files.disk import Disk, OwnerNote
+from sqlstream.cache.files.disk import Disk
+from sqlstream.cache.files.owner_files import OwnerNote
 from sqlstream.cache.ledger import damage
 from sqlstream.cache.ledger.eviction import choose, eviction_state
 from sqlstream.cache.ledger.ledger import Ledger, LedgerTransaction, run_in
@@ -259,7 +260,7 @@ class Owner:
         assert self._fd is not None
         tx.end_process(self.id)
         self._write_pins(tx)
-        self._disk.write_note(self._fd, OwnerNote(0, None, self._counts))  # what a rebuild takes up
+        self._disk.owners.write_note(self._fd, OwnerNote(0, None, self._counts))  # what a rebuild takes up
 
     def close(self) -> None:
         """Give back everything: pins, row, file; who only looked has nothing."""
@@ -282,7 +283,7 @@ class Owner:
         for work in self._deferred:
             work.write(tx, is_flush=True)
         recover.reap_owners(tx, self._disk)  # else the limit that stays with the last row would be one of the dead
-        self._disk.remove_owner(self.id)
+        self._disk.owners.remove(self.id)
         tx.remove_owners([self.id])
 
     def _enter(self, tx: LedgerTransaction, *, is_flush: bool) -> None:
@@ -295,11 +296,11 @@ class Owner:
                 old, self._fd = self._fd, None  # first: if no other one can be made, its number may soon be another file's
                 locks.close_descriptor(old)
             try:
-                self._fd = self._disk.create_owner(self.id)
+                self._fd = self._disk.owners.create(self.id)
             except OSError as error:
                 if not emergency.give_room_after(error, self._disk):
                     raise
-                self._fd = self._disk.create_owner(self.id)
+                self._fd = self._disk.owners.create(self.id)
             self._generation = -1
         if self._generation != self._ledger.database.generation:
             self._write_note(tx, self._pinned())  # before the row: the file may say too much, never too little
@@ -331,12 +332,12 @@ class Owner:
         assert self._fd is not None
         note = OwnerNote(os.getpid(), self.limit_bytes, pinned)
         try:
-            self._disk.write_note(self._fd, note)
+            self._disk.owners.write_note(self._fd, note)
         except OSError as error:
             if not emergency.give_room_after(error, self._disk, keep=pinned):
                 raise
             tx.is_removal_read = False  # it has written another one
-            self._disk.write_note(self._fd, note)
+            self._disk.owners.write_note(self._fd, note)
 
 
 def _program() -> str:

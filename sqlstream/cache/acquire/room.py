@@ -229,7 +229,7 @@ def claims_before(tx: LedgerTransaction, disk: Disk, owner: str) -> int:
     """Return the bytes that living owners wait for since longer than `owner`: the oldest waiter goes first."""
     claims = 0
     for waiter, waiting_bytes in tx.waits_before(owner).items():
-        if disk.owner_is_live(waiter):
+        if disk.owners.is_live(waiter):
             claims += waiting_bytes
     return claims
 
@@ -237,7 +237,7 @@ def claims_before(tx: LedgerTransaction, disk: Disk, owner: str) -> int:
 def forget_limit_of_the_dead(tx: LedgerTransaction, disk: Disk, owner: str) -> bool:
     """Return whether the limit in force was that of owners who are dead; they are reaped then. Ask before a limit refuses."""
     bound = tx.owners_at_limit()
-    if not bound or owner in bound or any(disk.owner_is_live(other) for other in bound):
+    if not bound or owner in bound or any(disk.owners.is_live(other) for other in bound):
         return False
     return recover.reap_owners(tx, disk) > 0
 
@@ -289,7 +289,7 @@ class Limits:
                 room = make_room(tx, self._disk, 0, owner="", in_line=False)
 
     def _is_other(self, owner: str) -> bool:
-        return owner != self._owner.id and self._disk.owner_is_live(owner)
+        return owner != self._owner.id and self._disk.owners.is_live(owner)
 
     def _evict(self, tx: LedgerTransaction) -> Room:
         assert self._owner.id is not None

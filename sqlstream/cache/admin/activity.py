@@ -145,7 +145,7 @@ def _look(connection: sqlite3.Connection, disk: Disk) -> CacheActivity:
 
 def _owner(disk: Disk, row: dict[str, Any]) -> OwnerActivity:
     shown = {field.name: row[field.name] for field in fields(OwnerActivity) if field.name in row}
-    return OwnerActivity(**shown, is_alive=disk.owner_is_live(row["id"]))
+    return OwnerActivity(**shown, is_alive=disk.owners.is_live(row["id"]))
 
 
 def _download(disk: Disk, url: str, part: str, reserved_bytes: int) -> DownloadActivity | None:

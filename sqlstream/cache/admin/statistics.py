@@ -130,7 +130,7 @@ def collect(ledger: Ledger, disk: Disk) -> CacheStatistics:
         owners=tuple(
             OwnerUse(**{field.name: row[field.name] for field in fields(OwnerUse)})
             for row in owners
-            if disk.owner_is_live(row["id"])
+            if disk.owners.is_live(row["id"])
         ),
         hosts=used_hosts,
     )

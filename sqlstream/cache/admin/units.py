@@ -21,7 +21,7 @@ def agreed_unit(directory: CacheDirectory, wish: ShardWish, choose: Callable[[in
     while True:
         dead: str | None = None
         if (found := chosen_unit(directory.ledger, wish)) is not None:
-            if found[0] == directory.owner.id or directory.disk.owner_is_live(found[0]):
+            if found[0] == directory.owner.id or directory.disk.owners.is_live(found[0]):
                 return found[1]
             dead = found[0]
         chosen = choose(directory.limit_in_force())

@@ -1,4 +1,5 @@
 """The files of a cache directory and their locks; no SQL.
 
-Only `disk.Disk` writes below data/, part/ and owners/. A data file that is read under a shared lock is never unlinked.
+Only `disk.Disk`, with its `owner_files.OwnerFiles`, writes below data/, part/ and owners/.
+A data file that is read under a shared lock is never unlinked.
 """

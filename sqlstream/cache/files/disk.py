@@ -16,7 +16,7 @@ import os
 import re
 import struct
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -24,11 +24,11 @@ from typing import NamedTuple
 from sqlstream import disk_room
 from sqlstream.cache.files import layout, locked_files
 from sqlstream.cache.files.layout import AllocationUnit, allocation_unit
+from sqlstream.cache.files.owner_files import OwnerFiles
 from sqlstream.cache.files.read_hold import is_object
 from sqlstream.cache.model import refs
 from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.cache.model.rows import ReadyRow
-from sqlstream.errors import CacheDirectoryError
 from sqlstream.process import interrupts, locks
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,6 @@ LEDGER_ROOM_BYTES = 2 << 20
 _NOTE_BYTES = 16384  # of the note of removals: the keys of five emergencies, and far more than one eviction looks at first
 _PUBLISH_TRIES = 8  # arbitrary: how often another process removes an empty folder between two calls of this one
 _LENGTH = struct.Struct("<Q")
-_NOTE = struct.Struct("<qqQ")
 _DATA_NAME = re.compile(r"([0-9a-f]{32})(\.[a-z0-9.]*)?")
 _PART_NAME = re.compile(r"([0-9a-f]{32})\.[0-9a-f]{32}")
 
@@ -72,14 +71,6 @@ class FileIdentity(NamedTuple):
     changed_ns: int
 
 
-class OwnerNote(NamedTuple):
-    """What an owner's file says of it."""
-
-    pid: int
-    limit_bytes: int | None
-    pinned: Collection[bytes]
-
-
 class Disk:
     """The files of one cache directory.
 
@@ -93,7 +84,7 @@ class Disk:
         self.root = Path(os.path.abspath(root))
         self.data = f"{self.root}/data"
         self._part = f"{self.root}/part"
-        self._owners = f"{self.root}/owners"
+        self.owners = OwnerFiles(f"{self.root}/owners", self._make_folders, self.drop_ballast)
         self._allow_network_fs = allow_network_fs
         self.unit = AllocationUnit(self.data, unit_of)
         self.is_ballast_dropped = False
@@ -319,62 +310,6 @@ class Disk:
     def scan_parts(self) -> list[str]:
         """Return the names of all part files."""
         return [file.name for file in layout.entries_of(self._part) if _PART_NAME.fullmatch(file.name)]
-
-    # -- owners -------------------------------------------------------------------------------------------------------
-
-    def create_owner(self, owner: str) -> int:
-        """Return the locked descriptor of a new owner file; under the write lock, and before its row exists.
-
-        Raises:
-            CacheDirectoryError: A stranger holds the file's lock.
-        """
-        path = f"{self._owners}/{owner}"
-        try:
-            fd = locked_files.create_locked(path)
-        except FileNotFoundError:
-            self._make_folders()
-            fd = locked_files.create_locked(path)
-        if fd is None:
-            raise CacheDirectoryError(f"another program than sqlstream locks files in {self._owners}: find out which")
-        return locks.raise_descriptor(fd)  # a file that this process reads is closed before its pins are free
-
-    def write_note(self, fd: int, note: OwnerNote) -> None:
-        """Write down what a rebuild of the ledger must know of an owner."""
-        body = b"".join(note.pinned)
-        head = _NOTE.pack(note.pid, -1 if note.limit_bytes is None else note.limit_bytes, len(body))
-        locked_files.write_note(fd, head + body, self.drop_ballast)
-
-    def read_note(self, owner: str) -> OwnerNote | None:
-        """Return what an owner wrote down last; None when it has not yet."""
-        with contextlib.suppress(FileNotFoundError):
-            raw = locked_files.read_note(f"{self._owners}/{owner}")
-            if len(raw) >= _NOTE.size:
-                pid, limit_bytes, length = _NOTE.unpack_from(raw)
-                pinned = refs.split_keys(raw[_NOTE.size : _NOTE.size + length])
-                return OwnerNote(pid=pid, limit_bytes=None if limit_bytes < 0 else limit_bytes, pinned=pinned)
-        return None
-
-    def remove_dead_owner(self, owner: str) -> None:
-        """Unlink an owner file that has no row, unless a process holds it; only under the write lock."""
-        locked_files.unlink_unlocked(f"{self._owners}/{owner}")
-
-    def owner_is_live(self, owner: str) -> bool:
-        """Return whether the process behind an owner file lives: the kernel holds its lock."""
-        path = f"{self._owners}/{owner}"
-        with locks.uninterrupted():  # what a handler raises is no error of the disk
-            try:
-                return bool(locked_files.is_locked(path))
-            except OSError as error:
-                raise layout.unreadable(path, error) from error
-
-    def remove_owner(self, owner: str) -> None:
-        """Unlink a dead owner's file; only under the write lock."""
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(f"{self._owners}/{owner}")
-
-    def scan_owners(self) -> list[str]:
-        """Return the ids of all owner files."""
-        return [file.name for file in layout.entries_of(self._owners) if re.fullmatch(r"[0-9a-f]{32}", file.name)]
 
     # -- the rest -----------------------------------------------------------------------------------------------------
 

@@ -61,8 +61,8 @@ def give_room_after(error: OSError, disk: Disk, keep: Collection[bytes] = ()) ->
 def _remove_objects(disk: Disk, keep: Collection[bytes]) -> int:
     noted = disk.read_removal()  # their rows may be there still
     kept = {key.hex() for key in keep} | disk.published_keys() | {name.partition(".")[0] for name in disk.scan_parts()}
-    for owner in disk.scan_owners():
-        if (note := disk.read_note(owner)) is not None and disk.owner_is_live(owner):
+    for owner in disk.owners.scan():
+        if (note := disk.owners.read_note(owner)) is not None and disk.owners.is_live(owner):
             kept |= {key.hex() for key in note.pinned}
     # A note that would grow takes the room that is sought; where it is full, the next transaction of an owner empties it.
     num_files = min(_MAX_FILES, disk.num_removals_noted() - len(noted))

@@ -42,9 +42,9 @@ def refill(connection: sqlite3.Connection, disk: Disk) -> None:
         connection.execute("COMMIT")
     connection.execute("BEGIN IMMEDIATE")
     tx.reserve(_reservation(disk, key, name) for key, name in live.items())
-    for owner in disk.scan_owners():
-        note = disk.read_note(owner)
-        if note is not None and disk.owner_is_live(owner):
+    for owner in disk.owners.scan():
+        note = disk.owners.read_note(owner)
+        if note is not None and disk.owners.is_live(owner):
             tx.add_owner(owner, pid=note.pid, host="", name="", limit_bytes=note.limit_bytes)
             tx.set_pins(owner, note.pinned)
     recover.reap(tx, disk)

@@ -137,13 +137,13 @@ def _uncount(tx: LedgerTransaction, ghosts: Sequence[EntryRow]) -> int:
 def reap_owners(tx: LedgerTransaction, disk: Disk) -> int:
     """Forget dead owners with their pins, and files of processes that died before their row; return how many owners."""
     registered = tx.owners()
-    dead = [owner for owner in registered if not disk.owner_is_live(owner)]
+    dead = [owner for owner in registered if not disk.owners.is_live(owner)]
     for owner in dead:
-        disk.remove_owner(owner)
+        disk.owners.remove(owner)
     if dead:
         tx.remove_owners(dead)  # together: the limit of one is not raised to that of another one that is dead as well
-    for owner in set(disk.scan_owners()) - set(registered):
-        disk.remove_dead_owner(owner)  # created, and dead before its row
+    for owner in set(disk.owners.scan()) - set(registered):
+        disk.owners.remove_dead(owner)  # created, and dead before its row
     for part in set(disk.scan_parts()) - {row.part for row in tx.fillings()}:
         disk.remove_dead_part(part)  # likewise
     if dead:
@@ -155,7 +155,7 @@ def take_from_ended(tx: LedgerTransaction, disk: Disk) -> int:
     """Take their pins from owners whose process has ended: paths of batches under way; return how many owners."""
     ended = tx.owners_without_process()
     for owner in ended:
-        disk.remove_owner(owner)
+        disk.owners.remove(owner)
     if ended:
         tx.remove_owners(ended)
     return len(ended)
