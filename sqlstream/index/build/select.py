@@ -179,13 +179,14 @@ class _Filter:
         hashes = np.empty(len(ids), np.int64)  # [n]
 
         def fetch(some: Any) -> list[tuple[int, Any]]:
-            return [(at, row[key]) for at, row in zip(some, self._base.rows(ids[list(some)].tolist()), strict=True)]
+            rows = zip(some, self._base.rows(ids[list(some)].tolist()), strict=True)
+            return [(at, None if row[key] is None else str(row[key])) for at, row in rows]
 
         for start in range(0, len(ids), _ROWS_AT_A_TIME):
             for at, value in fetch(range(start, min(start + _ROWS_AT_A_TIME, len(ids)))):
                 if value is None:
                     return f"row {ids[at]}, which the query selects, has no value in the index column {key!r}"
-                hashes[at] = hash(repr(value))  # repr: a key may be a list
+                hashes[at] = hash(value)
         twice = find_duplicate(hashes, fetch)
         if twice is None:
             return None

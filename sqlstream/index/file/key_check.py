@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from sqlstream.index.types.models import ROW
+from sqlstream.index.types.models import ROW, Column, quote
+from sqlstream.index.types.values import decoder, has_several_forms
 from sqlstream.storage.members.spilled import Spilled, are_unique
 
 Fetch = Callable[[Sequence[int]], list[tuple[int, Any]]]
@@ -25,6 +26,7 @@ class KeyCheck:
 
     def __init__(self, column: str, folder: Path) -> None:
         self.column = column
+        self._folder = folder
         self._hashes = Spilled("q", folder)
         self._num_rows = 0
         self._first_null: int | None = None
@@ -42,28 +44,46 @@ class KeyCheck:
         """Count rows whose keys are not looked at."""
         self._num_rows += num_rows
 
-    def problem(self, connection: sqlite3.Connection, physical: str | None) -> str | None:
+    def problem(self, connection: sqlite3.Connection, key: Column | None) -> str | None:
         """Return what is wrong with the keys, or None.
 
         Args:
             connection: Holds the table `rows` with these keys.
-            physical: The key column in it, quoted; None: there is none.
+            key: The key column in it, with its final type; None: there is none.
         """
-        if physical is None:
+        if key is None:
             return no_key(self.column)
         if self._first_null is not None:
             return f"row {self._first_null} has no value in the index column {self.column!r}"
+        name_of, physical, hashes = _namer(key), quote(key.physical), self._hashes
+        if name_of is not None and len(hashes):
+            hashes = Spilled("q", self._folder)
+            for (stored,) in connection.execute(f"SELECT {physical} FROM rows ORDER BY {ROW}"):
+                hashes.last.append(hash(name_of(stored)))
+                hashes.spill()
 
         def fetch(rows: Sequence[int]) -> list[tuple[int, Any]]:
             marks = ", ".join("?" * len(rows))
-            return connection.execute(f"SELECT {ROW}, {physical} FROM rows WHERE {ROW} IN ({marks})", rows).fetchall()
+            found = connection.execute(f"SELECT {ROW}, {physical} FROM rows WHERE {ROW} IN ({marks})", rows).fetchall()
+            return found if name_of is None else [(row, name_of(stored)) for row, stored in found]
 
-        twice = None if are_unique(self._hashes) else find_duplicate(self._hashes[:], fetch)
+        twice = None if are_unique(hashes) else find_duplicate(hashes[:], fetch)
         return (
             None
             if twice is None
             else f"rows {twice[0]} and {twice[1]} have the same value {twice[2]!r} in the index column {self.column!r}"
         )
+
+
+def _namer(key: Column) -> Callable[[Any], str] | None:
+    """Return what gives a stored key as samples are named by it, None where equal keys are stored as equal values.
+
+    Files that have a column in another unit, scale or number type store one value in another form.
+    """
+    if not has_several_forms(key.field):
+        return None
+    decode = decoder(key)
+    return str if decode is None else lambda stored: str(decode(stored))
 
 
 def no_key(column: str) -> str:

@@ -369,12 +369,12 @@ class IndexWriter:
         for position, (source, first_row, digest) in enumerate(self._sources):
             origin = (position, urls.redact(source.url), source.size_bytes, source.etag, first_row, digest)
             db.execute("INSERT INTO sources VALUES (?, ?, ?, ?, ?, ?)", origin)
-        key = self._columns.get(self._keys.column)
+        key = next((column for column in columns if column.name == self._keys.column), None)
         own = {
             "format_version": FORMAT_VERSION,
             "num_rows": self.num_rows,
             "content": self._content.digest(),
-            "key_problem": self._keys.problem(db, quote(key.physical) if key else None),
+            "key_problem": self._keys.problem(db, key),
             "sqlstream_version": __version__,
             "created_at": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         }

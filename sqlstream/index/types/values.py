@@ -106,6 +106,8 @@ class Codec:
     """Type → what turns a stored value back; None where it is itself."""
     is_own: Callable[[Any, Any], bool] = lambda _decoded, _stored: True
     """Whether a stored value really is one of the family, when its Python type alone does not tell."""
+    has_several_forms: bool = False
+    """Whether values that a sample has as one text may be stored in several forms, by the unit, scale or type of their file."""
 
 
 def encoding(field: pa.Field[Any]) -> bytes:
@@ -123,6 +125,11 @@ def codec(field: pa.Field[Any]) -> Codec:
 def affinity(field: pa.Field[Any]) -> str:
     """Return the SQLite type of a column of `field` in users' SQL; BLOB means that values are what they are."""
     return codec(field).affinity
+
+
+def has_several_forms(field: pa.Field[Any]) -> bool:
+    """Return True if values of `field` that are equal in samples may be stored as several, which only decoding tells."""
+    return codec(field).has_several_forms
 
 
 def declared(field: pa.Field[Any]) -> str:
@@ -400,6 +407,7 @@ _CODECS = (
         encode=_decimals,
         decoder=_decimal_decoder,
         is_own=lambda decoded, stored: decoded == Decimal(str(stored)),
+        has_several_forms=True,
     ),
     Codec(
         accepts=types.is_timestamp,
@@ -408,6 +416,7 @@ _CODECS = (
         encode=_timestamps,
         decoder=_timestamp_decoder,
         is_own=_is_moment,
+        has_several_forms=True,
     ),
     Codec(accepts=types.is_date, affinity="TEXT", stored=(str,), encode=_dates, decoder=lambda _: _date_back, is_own=_is_date),
     Codec(accepts=types.is_time, affinity="TEXT", stored=(str,), encode=_times, decoder=lambda _: dt.time.fromisoformat),
@@ -418,11 +427,24 @@ _CODECS = (
         encode=lambda array, _: _objects(array.cast(pa.int64())),
         decoder=_duration_decoder,
     ),
-    Codec(accepts=types.is_nested, affinity="TEXT", stored=(str,), encode=_nested, decoder=nested.loader),
+    Codec(
+        accepts=types.is_nested,
+        affinity="TEXT",
+        stored=(str,),
+        encode=_nested,
+        decoder=nested.loader,
+        has_several_forms=True,
+    ),
 )
 _OF_ENCODING = {
     JSON: Codec(
-        accepts=_never, affinity="TEXT", stored=(str,), encode=_objects, decoder=lambda _: json.loads, is_own=_is_container
+        accepts=_never,
+        affinity="TEXT",
+        stored=(str,),
+        encode=_objects,
+        decoder=lambda _: json.loads,
+        is_own=_is_container,
+        has_several_forms=True,
     ),
     UUID: Codec(
         accepts=_never,
@@ -431,6 +453,6 @@ _OF_ENCODING = {
         encode=_objects,
         decoder=lambda _: lambda stored: uuid.UUID(bytes=stored),
     ),
-    ANY: Codec(accepts=_never, affinity="BLOB", stored=(int, float, str, bytes), encode=_objects),
+    ANY: Codec(accepts=_never, affinity="BLOB", stored=(int, float, str, bytes), encode=_objects, has_several_forms=True),
 }
 """Codecs of fields whose Arrow type does not tell it all."""
