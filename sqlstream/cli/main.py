@@ -37,11 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: Words after the program's name; None takes this process's own.
     """
+    _prepare_streams()
     options, unknown = build_parser().parse_known_args(arguments)
     if unknown:  # argparse would show the usage of `sqlstream`, without the subcommand's options
         options.parser.error(f"unrecognized arguments: {' '.join(map(printable, unknown))}")
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # captions in any script, terminals in any encoding
     try:
         configure_logs()
         code: int = options.run(options)
@@ -61,3 +60,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     return code
+
+
+def _prepare_streams() -> None:
+    """Have standard output take captions in any script on terminals in any encoding, and have closed streams take all."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # `>&-`, some daemons: what is printed to it would be an error, or go to the other one
+            setattr(sys, name, io.TextIOWrapper(io.FileIO(os.devnull, "w"), errors="backslashreplace"))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from sqlstream.cache import Cache
 from sqlstream.cli.main import build_parser, main
 from tests.cli.commands import run, run_python
 from tests.processes import ROOT
@@ -91,6 +93,28 @@ def test_an_error_is_one_line_and_has_its_traceback_when_asked(tmp_path: Path) -
     assert detailed.returncode == 2
     assert detailed.stderr.startswith("Traceback (most recent call last)")
     assert detailed.stderr.splitlines()[-1] == plain.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_help_is_printed_on_terminals_of_any_encoding(encoding: str) -> None:
+    script = (
+        f"import sys\nfrom sqlstream.cli.main import main\n"
+        f"sys.stdout.reconfigure(encoding={encoding!r}, errors='strict')\nmain(['index', 'build', '--help'])"
+    )
+    result = run_python("-c", script)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "SELECT \\u2026 FROM dataframe" in result.stdout
+
+
+@pytest.mark.parametrize(("words", "code"), [
+    ('cache stats "$1" >&-', 0), ('cache stats "$1" --json >&-', 0), ('cache stats "$1/none" --json 2>&-', 2),
+])  # fmt: skip
+def test_a_stream_that_is_closed_is_no_error_and_no_other_stream(words: str, code: int, tmp_path: Path) -> None:
+    with Cache(tmp_path):
+        pass
+    shell = "import subprocess, sys; sys.exit(subprocess.run(['sh', '-c', *sys.argv[1:]]).returncode)"
+    result = run_python("-c", shell, f'"$0" -m sqlstream {words}', sys.executable, str(tmp_path))
+    assert (result.returncode, result.stdout, result.stderr) == (code, "", "")
 
 
 def test_help_imports_nothing_heavy() -> None:
