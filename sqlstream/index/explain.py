@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from sqlstream.errors import QueryError
+from sqlstream.index.build.select import row_ids
 from sqlstream.index.file.connection import reading
 from sqlstream.index.file.index import Index
 from sqlstream.index.sql.dialect import shortened
@@ -59,7 +60,7 @@ def explain(index: Index, query: str) -> list[SourceCount]:
             )
         _, batches = sandbox.run(f"SELECT {ROW} FROM ({sandbox.statement})", _ROWS_AT_A_TIME)
         for batch in batches:
-            owners = np.searchsorted(starts, np.array([row for (row,) in batch]), side="right") - 1  # [n]
+            owners = np.searchsorted(starts, row_ids([row for (row,) in batch], index, query), side="right") - 1  # [n]
             kept += np.bincount(owners, minlength=len(starts))
     sizes = np.diff(starts, append=index.num_rows)  # [num_sources]
     urls = [url for url, _ in sources] or [index.src]

@@ -134,6 +134,10 @@ def test_explain_counts_what_a_filter_keeps_of_each_source(dst: Path, tmp_path: 
     assert "0 %" in text
     wrong = run("index", "explain", dst, "SELECT n FROM dataframe")
     assert (wrong.returncode, "begin it with SELECT *" in wrong.stderr) == (2, True)
+    for value in ("-1", "NULL", "'x'", "n + 100000"):
+        wrong = run("index", "explain", dst, f"SELECT {value} AS row FROM dataframe")
+        assert wrong.returncode == 2
+        assert "gives a column 'row' that holds no row ids: name it differently" in wrong.stderr
 
 
 def test_info_shows_nulls_and_ranges_when_asked(dst: Path) -> None:

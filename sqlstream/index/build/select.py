@@ -86,6 +86,17 @@ def computed_downloads(options: IndexOptions) -> tuple[str, ...]:
     return tuple(name for name in options.columns_to_download if name in given)
 
 
+def row_ids(given: Sequence[Any], base: Index, query: str) -> np.ndarray:
+    """Return what a query gives as `row`, if it is rows of `base`.
+
+    Raises:
+        QueryError: It is something else.
+    """
+    if not all(type(row_id) is int and 0 <= row_id < base.num_rows for row_id in given):
+        raise QueryError(f"the query {shortened(query)!r} gives a column {ROW!r} that holds no row ids: name it differently")
+    return np.array(given, "<i8")  # [n]
+
+
 def _limited(rows: Iterator[list[tuple[Any, ...]]], max_size: int | None, bar: Progress) -> Iterator[list[tuple[Any, ...]]]:
     """Yield the batches up to `max_size` rows in all."""
     left = max_size
@@ -154,7 +165,7 @@ class _Filter:
             make_room = room.on_growth(temporary)
             for batch in _limited(batches, self._options.max_size, bar):
                 make_room()
-                file.write(self._row_ids([row[0] for row in batch]).tobytes())
+                file.write(row_ids([row[0] for row in batch], self._base, self.query).tobytes())
                 count += len(batch)
             if not count:
                 raise self._empty()
@@ -213,9 +224,9 @@ class _Filter:
                 writer.add_column(pa.field(name, pa.null()), "BLOB")
             for rows in _limited(batches, self._options.max_size, bar):
                 columns = list(zip(*rows, strict=True))
-                row_ids = self._row_ids(columns[0]) if hidden else ()
+                ids = row_ids(columns[0], self._base, self.query) if hidden else ()
                 if content is not None:
-                    content.add(list(map(int, row_ids)))
+                    content.add(list(map(int, ids)))
                 for kind, column in zip(kinds, columns, strict=True):
                     kind.look_at(column)
                 writer.write_values(dict(zip(names[hidden:], columns[hidden:], strict=True)))
@@ -270,11 +281,6 @@ class _Filter:
                     f"{self._shown} gives no {name!r}, which is {what}: select it as well "
                     f"(it gives {', '.join(map(repr, names))})"
                 )
-
-    def _row_ids(self, ids: Sequence[Any]) -> np.ndarray:
-        if not all(type(row_id) is int and 0 <= row_id < self._base.num_rows for row_id in ids):
-            raise QueryError(f"{self._shown} gives a column {ROW!r} that holds no row ids: name it differently")
-        return np.array(ids, "<i8")  # [n]
 
     def _selection(self, num_selected: int, key_problem: str | None) -> SelectionInfo:
         return SelectionInfo(
