@@ -78,7 +78,7 @@ def run_export(options: argparse.Namespace) -> int:
         return _run_config(options)
     if options.dst is None or options.out is None:
         raise ConfigError("export needs DST and OUT, or --config FILE, which says both: give them")
-    from sqlstream.index.build.select import open_selection
+    from sqlstream.index.build.select import computes_columns, open_selection
     from sqlstream.index.export import ExportOptions
     from sqlstream.index.export_formats import check_extension
     from sqlstream.index.file.index import Index
@@ -96,13 +96,17 @@ def run_export(options: argparse.Namespace) -> int:
         extension=Path(options.out).suffix,
     )
     targets = _targets(options.out, [*wanted.splits, REST] if wanted.splits else [""])
-    with _fetching(storage_options(options.storage_option)) as fetcher:
+    with contextlib.ExitStack() as stack:
+        fetcher = stack.enter_context(_fetching(storage_options(options.storage_option)))
         if not options.overwrite and (there := [target for target in targets.values() if _is_there(target, fetcher)]):
             raise ConfigError(f"{urls.redact(there[0])} is there already: add --overwrite to replace it, or give another name")
         index = Index(choose_index(options.dst, options.index))
         place = index.path.parent
         if (query := with_where(options.sql, options.where)) is not None:
-            filtered = IndexOptions(src=index.src, key_column=index.key_column, sql_query=query)
+            key = index.key_column if wanted.splits else None  # it says which split a row is in; else nothing asks for it
+            filtered = IndexOptions(src=index.src, key_column=key, sql_query=query)
+            if computes_columns(filtered):  # the result is an index of its own, which later commands would have to choose from
+                place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sqlstream-export-")))
             index = open_selection(index, filtered, place, show_progress=True)
         weights = None if options.weights is None else open_weights(index, options.weights, place, show_progress=True)
         num_rows = _write(index, wanted, targets, fetcher, weights=weights)

@@ -150,6 +150,16 @@ def test_info_shows_nulls_and_ranges_when_asked(dst: Path) -> None:
     assert next(csv.reader(["index,0,k0,k999"])) in lines
 
 
+def test_columns_that_a_query_computes_are_exported_and_leave_no_index(dst: Path, tmp_path: Path) -> None:
+    out, query = tmp_path / "computed.parquet", "SELECT n, n * 2 AS twice FROM dataframe"
+    assert run("index", "export", dst, out, "--sql", query, "--where", "n < 3").returncode == 0
+    assert pq.read_table(out).to_pylist() == [{"n": n, "twice": 2 * n} for n in range(3)]
+    assert len(run_json("index", "info", dst)["indexes"]) == 1
+    keyless = run("index", "export", dst, tmp_path / "split.parquet", "--sql", query, "--split", "val=0.5")
+    assert keyless.returncode == 2
+    assert "gives no 'index', which is the index column" in keyless.stderr
+
+
 def test_build_takes_what_a_dataset_takes(tmp_path: Path) -> None:
     for name in ("cat/1.jpg", "dog/1.jpg", "dog/2.jpg"):
         (tmp_path / "d" / name).parent.mkdir(parents=True, exist_ok=True)
