@@ -16,6 +16,7 @@ from sqlstream.index.sql.dialect import shortened
 from sqlstream.index.sql.sandbox import Sandbox
 from sqlstream.index.types.models import ROW, quote
 from sqlstream.index.types.origins import JoinedColumns
+from sqlstream.index.types.values import unsigned_back
 
 _ROWS_AT_A_TIME = 65_536
 
@@ -37,7 +38,7 @@ class ColumnRange:
     num_nulls: int
     """NaN counts as NULL, as in SQL."""
     least: Any
-    """As SQL has it; None when all are NULL."""
+    """As SQL has it, of unsigned numbers the number; None when all are NULL."""
     greatest: Any
 
 
@@ -77,7 +78,9 @@ def column_ranges(index: Index) -> list[ColumnRange]:
         found: list[Any] = []
         for start in range(0, len(parts), 500):  # SQLite gives at most 2000 columns
             found += connection.execute(f"SELECT {', '.join(parts[start : start + 500])} FROM dataframe").fetchone()
-    return [
-        ColumnRange(name=column.name, num_nulls=found[3 * at], least=found[3 * at + 1], greatest=found[3 * at + 2])
-        for at, column in enumerate(index.sql_columns)
-    ]
+    ranges = []
+    for at, column in enumerate(index.sql_columns):
+        num_nulls, *ends = found[3 * at : 3 * at + 3]
+        least, greatest = map(unsigned_back, ends) if column.type == "uint64" else ends
+        ranges.append(ColumnRange(name=column.name, num_nulls=num_nulls, least=least, greatest=greatest))
+    return ranges

@@ -160,6 +160,17 @@ def test_columns_that_a_query_computes_are_exported_and_leave_no_index(dst: Path
     assert "gives no 'index', which is the index column" in keyless.stderr
 
 
+def test_unsigned_numbers_are_shown_as_numbers(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"u": pa.array([3, None, 2**64 - 1], pa.uint64())}), tmp_path / "t.parquet")
+    assert run("index", "build", tmp_path / "t.parquet", tmp_path / "c").returncode == 0
+    assert run_json("index", "query", tmp_path / "c", "SELECT U, hex(u) AS h FROM dataframe WHERE row <> 0")["rows"] == [
+        [None, ""],
+        [2**64 - 1, "F" * 16],
+    ]
+    (info,) = run_json("index", "info", tmp_path / "c", "--ranges")["indexes"]
+    assert info["ranges"] == [{"name": "u", "num_nulls": 1, "least": 3, "greatest": 2**64 - 1}]
+
+
 def test_build_takes_what_a_dataset_takes(tmp_path: Path) -> None:
     for name in ("cat/1.jpg", "dog/1.jpg", "dog/2.jpg"):
         (tmp_path / "d" / name).parent.mkdir(parents=True, exist_ok=True)

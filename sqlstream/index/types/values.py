@@ -249,7 +249,8 @@ def _unsigned(array: Any, _kind: Any) -> Encoded:
     return Encoded([v.to_bytes(8, "big") if v is not None and v > _INT64_MAX else v for v in array.to_pylist()])
 
 
-def _unsigned_back(stored: Any) -> object:
+def unsigned_back(stored: Any) -> object:
+    """Return the number that a value of a column of uint64 stands for."""
     return int.from_bytes(stored, "big") if isinstance(stored, bytes) else stored
 
 
@@ -388,7 +389,7 @@ _CODECS = (
         decoder=lambda _: bool,
         is_own=lambda decoded, stored: decoded == stored,
     ),
-    Codec(accepts=types.is_uint64, affinity="BLOB", stored=(int, bytes), encode=_unsigned, decoder=lambda _: _unsigned_back),
+    Codec(accepts=types.is_uint64, affinity="BLOB", stored=(int, bytes), encode=_unsigned, decoder=lambda _: unsigned_back),
     _INTEGERS,
     Codec(accepts=types.is_floating, affinity="REAL", stored=(int, float), encode=_floats, decoder=lambda _: float),
     _TEXTS,
