@@ -196,3 +196,20 @@ def test_a_database_needs_a_query_and_its_driver(tmp_path: Path) -> None:
         build(tmp_path, "bigquery://project", sql_query="SELECT 1")
     with pytest.raises(MissingDependencyError, match=r"not installed .*install the SQLAlchemy dialect and driver"):
         build(tmp_path, "mysql+pymysql://host/db", sql_query="SELECT 1")
+
+
+def test_a_database_file_that_is_not_there_is_an_error_and_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"the database file .*none\.db does not exist: check the path"):
+        build(tmp_path, f"sqlite:///{tmp_path}/none.db", sql_query="SELECT 1 AS n")
+    assert not (tmp_path / "none.db").exists()
+
+
+def test_text_beside_bytes_in_a_column_of_sqlite_is_an_error(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "t.db") as connection:
+        connection.execute("CREATE TABLE t (a)")
+        connection.execute("INSERT INTO t VALUES ('x'), (x'ff')")
+    connection.close()
+    with pytest.raises(SchemaError, match=r"column 'a' has .* several types \(bytes and text\): give it one type, with CAST"):
+        build(tmp_path, f"sqlite:///{tmp_path}/t.db", sql_query="SELECT a FROM t")
+    index = build(tmp_path, f"sqlite:///{tmp_path}/t.db", sql_query='SELECT CAST("a" AS BLOB) AS "a" FROM t')
+    assert [row["a"] for row in all_rows(index)] == [b"x", b"\xff"]

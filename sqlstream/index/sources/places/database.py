@@ -29,8 +29,10 @@ import pyarrow as pa
 from sqlstream.errors import ConfigError, MissingDependencyError, QueryError, SchemaError, SourceError
 from sqlstream.index.sources.base.spool import Spool
 from sqlstream.index.sql.expressions import one_select
-from sqlstream.index.types.models import ENCODING, JSON, fingerprint
+from sqlstream.index.types.models import ENCODING, JSON, fingerprint, quote
+from sqlstream.index.types.origins import is_local_database
 from sqlstream.index.types.schema import TableSchema
+from sqlstream.python_values import mixed_kinds
 from sqlstream.storage.base import urls
 
 _ADBC = {"postgres": "adbc_driver_postgresql", "postgresql": "adbc_driver_postgresql"}
@@ -122,6 +124,8 @@ def _through_sqlalchemy(url: str, query: str) -> Iterator[pa.RecordBatch]:
     import sqlalchemy
 
     address = sqlalchemy.make_url(re.sub(r"^postgres(?=[:+])", "postgresql", url))
+    if is_local_database(url):
+        _check_is_there(address.database)
     engine = sqlalchemy.create_engine(address, poolclass=sqlalchemy.NullPool)
     read_only = {"postgresql_readonly": True} if engine.dialect.name == "postgresql" else {}
     with engine.connect().execution_options(stream_results=True, yield_per=_ROWS_AT_A_TIME, **read_only) as connection:
@@ -132,6 +136,16 @@ def _through_sqlalchemy(url: str, query: str) -> Iterator[pa.RecordBatch]:
         yield _batch(names, [])  # columns of a result without rows
         for rows in result.partitions(_ROWS_AT_A_TIME):
             yield _batch(names, rows)
+
+
+def _check_is_there(database: str | None) -> None:
+    """Raise SourceError if the file of a database does not exist: drivers make an empty one, and query that."""
+    if not database or database == ":memory:" or database.startswith("file:") or Path(database).exists():
+        return
+    raise SourceError(
+        f"the database file {Path(database).absolute()} does not exist: check the path (three slashes begin a relative one, "
+        "four an absolute one: sqlite:////data/x.db)"
+    )
 
 
 def _through_adbc(module: str, url: str, query: str) -> Iterator[pa.RecordBatch]:
@@ -153,7 +167,7 @@ def _of_adbc(array: Any, field: Any) -> tuple[Any, Any]:
     metadata = field.metadata or {}
     kind = metadata.get(b"POSTGRESQL:type") or metadata.get(b"ADBC:postgresql:typname") or b""
     if kind == b"numeric":
-        array = _array([None if text is None else Decimal(text) for text in array.to_pylist()])[0]
+        array = _array([None if text is None else Decimal(text) for text in array.to_pylist()], field.name)[0]
     elif kind == b"uuid":
         array = pa.array([None if value is None else str(value) for value in array.to_pylist()], pa.string())
     elif kind == b"money" or (isinstance(array, pa.ExtensionArray) and pa.types.is_binary(array.type.storage_type)):
@@ -179,7 +193,8 @@ def _through_bigquery(url: str, query: str) -> Iterator[pa.RecordBatch]:
 
 
 def _batch(names: Sequence[str], rows: Sequence[Any]) -> pa.RecordBatch:
-    columns = [_array(values) for values in (zip(*rows, strict=True) if rows else [()] * len(names))]
+    given = zip(*rows, strict=True) if rows else [()] * len(names)
+    columns = [_array(values, name) for name, values in zip(names, given, strict=True)]
     fields = [
         pa.field(name, array.type, metadata={ENCODING: JSON} if is_json else None)
         for name, (array, is_json) in zip(names, columns, strict=True)
@@ -187,8 +202,8 @@ def _batch(names: Sequence[str], rows: Sequence[Any]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([array for array, _ in columns], schema=pa.schema(fields))
 
 
-def _array(values: Sequence[Any]) -> tuple[Any, bool]:
-    """Return a column of Python values, and whether it is JSON text; what Arrow does not know (UUIDs) becomes text."""
+def _array(values: Sequence[Any], name: str) -> tuple[Any, bool]:
+    """Return the column `name` of Python values, and whether it is JSON text; what Arrow does not know (UUIDs) becomes text."""
     kinds = set(map(type, values))
     if kinds & {dict, list, tuple}:
         return pa.array([None if v is None else json.dumps(v, default=str) for v in values], pa.string()), True
@@ -197,6 +212,8 @@ def _array(values: Sequence[Any]) -> tuple[Any, bool]:
         return pa.array([None if v is None else str(v) for v in values], pa.string()), False
     if memoryview in kinds:
         values = [bytes(v) if isinstance(v, memoryview) else v for v in values]
+    if wrong := mixed_kinds([values]):  # SQLite may have text beside bytes, of which Arrow makes bytes
+        raise SchemaError(f"column {name!r} {wrong}, with CAST({quote(name)} AS TEXT) AS {quote(name)} in the query")
     try:
         return pa.array(values), False
     except (pa.ArrowException, TypeError, OverflowError):
