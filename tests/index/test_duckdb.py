@@ -210,6 +210,14 @@ def test_a_type_that_duckdb_does_not_give_whole_is_refused_with_the_cure(
         build(tmp_path, path, sql_query=query, sql_engine="duckdb")
 
 
+@pytest.mark.parametrize("value", [f"{2**127 - 1}::HUGEINT", f"[{2**127 - 1}::HUGEINT]"])
+def test_an_integer_of_39_digits_is_refused_with_the_cure(value: str, path: Path, tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
+    query = f"SELECT index, {value} AS odd FROM dataframe"
+    with pytest.raises(SchemaError, match=r"column 'odd' has an integer of more than 38 digits, .*CAST\(\"odd\" AS VARCHAR\)"):
+        build(tmp_path, path, sql_query=query, sql_engine="duckdb")
+
+
 def test_such_a_type_comes_as_text_with_the_cure(path: Path, tmp_path: Path) -> None:
     pytest.importorskip("duckdb")
     values = ", ".join(f"({value})::VARCHAR AS odd_{number}" for number, (value, _) in enumerate(LOSSY))

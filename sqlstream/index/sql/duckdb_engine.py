@@ -31,6 +31,8 @@ _THREADS = 1
 """More give rows in another order each time, and with it other rows where a LIMIT cuts equal ones: nodes would disagree."""
 _NOT_IN_ARROW = frozenset({"time with time zone", "bit", "uhugeint", "bignum", "varint"})
 """Types of which DuckDB gives Arrow less than the value: no zone, bytes of its own, a number of fewer digits."""
+_HUGE = frozenset({"hugeint"})
+"""Types of which Arrow gets values of 39 digits as decimals of 38."""
 _LOCKS = (
     "TimeZone='UTC'",  # else the machine's: hours and days of moments would differ from node to node
     "enable_progress_bar=false",
@@ -118,9 +120,8 @@ class DuckdbEngine:
                         f"the query {shortened(self._query)!r}: column {name!r} has DuckDB's type {kind}, whose values do not "
                         f"come whole into an index: cast it in the query, as CAST({quote(name)} AS VARCHAR)"
                     )
-            are_uuids = [kind.id == "uuid" for kind in result.types]
             reader = result.to_arrow_reader(count)
-            return list(reader.schema.names), self._batches(reader, are_uuids)
+            return list(reader.schema.names), self._batches(reader, result.types)
 
     def result_fields(self) -> dict[str, pa.Field[Any]]:
         """Return the Arrow fields of the query's result by name; runs nothing.
@@ -151,18 +152,33 @@ class DuckdbEngine:
         for lock in _LOCKS:
             db.execute(f"SET {lock}")
 
-    def _batches(self, reader: Any, are_uuids: Sequence[bool]) -> Iterator[list[tuple[Any, ...]]]:
+    def _batches(self, reader: Any, kinds: Sequence[Any]) -> Iterator[list[tuple[Any, ...]]]:
+        are_uuids = [kind.id == "uuid" for kind in kinds]
+        are_huge = [_has_type(kind, _HUGE) for kind in kinds]
         while True:
             with self._errors():
                 batch = next(reader, None)
             if batch is None:
                 return
+            for column, field, is_huge in zip(batch.columns, batch.schema, are_huge, strict=True):
+                if is_huge:
+                    self._check_digits(column, field.name)
             fields = [normalise(field, "the query") for field in batch.schema]
             source = f"the query {shortened(self._query)!r}"
             encoded = [values.encode_named(column, field, source) for column, field in zip(batch.columns, fields, strict=True)]
             stored = [[None if v == values.NAN else v for v in e.values] if e.has_nan else e.values for e in encoded]
             stored = [_uuids(v) if is_uuid else v for v, is_uuid in zip(stored, are_uuids, strict=True)]
             yield list(zip(*stored, strict=True))
+
+    def _check_digits(self, column: pa.Array[Any], name: str) -> None:
+        """Raise SchemaError if integers have more digits than the type says that DuckDB gives Arrow for them."""
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise SchemaError(
+                f"the query {shortened(self._query)!r}: column {name!r} has an integer of more than 38 digits, which no "
+                f"index can hold as a number: cast it in the query, as CAST({quote(name)} AS VARCHAR)"
+            ) from error
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
