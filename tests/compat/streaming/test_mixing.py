@@ -55,6 +55,23 @@ def test_shuffled_streams_come_mixed_each_sample_once_an_epoch(two: list[str]) -
     assert epochs[0] != epochs[1]
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("num_canonical_nodes", [2, 3, 12])
+def test_canonical_nodes_have_each_sample_of_all_streams_once_an_epoch(
+    num_canonical_nodes: int, shuffle: bool, two: list[str]
+) -> None:
+    streams = [Stream(local=local) for local in two]
+    given: dict[str, Any] = {"streams": streams, "batch_size": 12, "shuffle": shuffle}
+    dataset = StreamingDataset(num_canonical_nodes=num_canonical_nodes, **given)
+    epochs = [numbers(dataset) for _ in range(3)]
+    assert [sorted(found) for found in epochs] == [[*range(12), *range(100, 124)]] * 3
+    other = StreamingDataset(**given)
+    for number in (2, 1):
+        dataset.set_epoch(number)
+        other.load_state_dict(dataset.state_dict(12, from_beginning=True))
+        assert (numbers(other), other.num_canonical_nodes) == (epochs[number][12:], num_canonical_nodes)
+
+
 @pytest.mark.parametrize(
     ("shares", "epoch_size", "want"),
     [

@@ -124,8 +124,8 @@ class Asked:
 
         Args:
             seed: Seed of the shuffle; None: no shuffle.
-            num_turns: Samples of an epoch, which are a block of turns, so that an epoch ends with the proportions; None:
-                turns are spread evenly.
+            num_turns: Samples of an epoch in a canonical node, which are a block of turns, so that an epoch ends with the
+                proportions; None: turns are spread evenly.
         """
         options: dict[str, Any] = {"unit": _UNITS[self.batching_method], "shuffle_seed": seed}
         if num_turns is None:

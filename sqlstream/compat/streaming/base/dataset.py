@@ -347,7 +347,8 @@ class StreamingDataset(Array, IteratedDataset):
         num_renewed = self._schedule.num_renewed
         self._inner.close()
         self._seed = seed
-        inner, _ = self._opener.open(seed, num_nodes, self._shape)
+        shape = self._shape if num_nodes == self.num_canonical_nodes else None
+        inner, self._shape = self._opener.open(seed, num_nodes, shape)
         self._stand_on(inner)
         inner._schedule.num_renewed = num_renewed + 1  # workers that run have the order of before
         if self._batches is not None:

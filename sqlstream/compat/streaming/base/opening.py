@@ -33,12 +33,12 @@ _TIMEOUT = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedShape:
-    """What is known once the streams are open, and decides their order."""
+    """What is known once the streams are open with some number of canonical nodes, and decides their order."""
 
     window: int | None = None
     """Shards whose samples are mixed; None: our default."""
     num_turns: int | None = None
-    """Samples of an epoch whose streams are mixed at random, or follow one another; None: evenly."""
+    """Samples of an epoch in a canonical node, whose streams are mixed at random, or follow one another; None: evenly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class Opener:
         Args:
             seed: Seed of the shuffle; None: no shuffle.
             num_canonical_nodes: Parts of the data that stay on their nodes.
-            shape: What an earlier opening has found out; None: it is found out.
+            shape: What an earlier opening with as many canonical nodes has found out; None: it is found out.
 
         Raises:
             ConfigError: The shards are not MosaicML's, hold pickles that are not allowed, or lack a hash.
@@ -76,7 +76,7 @@ class Opener:
                 self._check(stream, place, found)
             shape = OpenedShape(
                 window=self.asked.window_of([shard.samples for found in shards for shard in found]),
-                num_turns=self._turns(inner),
+                num_turns=self._turns(inner, num_canonical_nodes),
             )
         except BaseException:
             inner.close()
@@ -109,17 +109,17 @@ class Opener:
         waits = {} if timeout is None or timeout == _TIMEOUT else {"read_timeout": timeout}
         return options | {"storage_options": waits | place.storage_options}
 
-    def _turns(self, inner: Inner) -> int | None:
-        """Return the samples of an epoch whose streams are mixed at random, or follow one another; None: evenly."""
+    def _turns(self, inner: Inner, num_canonical_nodes: int) -> int | None:
+        """Return the samples of an epoch in a canonical node, which has turns of its own; see `OpenedShape`."""
         if not self.is_mixed or self.asked.batching_method != "random":
             return None
-        num_turns = inner.epoch_size
+        num_turns = inner.epoch_size // num_canonical_nodes
         if num_turns <= (_LONGEST_SHUFFLE if self.asked.shuffle else _LONGEST_BLOCK):
             return num_turns
         if not self.asked.shuffle:
             logger.warning(
                 "%d samples of %d streams without a shuffle are mixed evenly: stream follows stream up to %d samples",
-                *(num_turns, len(self.streams), _LONGEST_BLOCK),
+                *(inner.epoch_size, len(self.streams), num_canonical_nodes * _LONGEST_BLOCK),
             )
         return None
 
