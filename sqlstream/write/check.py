@@ -159,7 +159,8 @@ class ShardReader:
             with self.held(f"{shard.prefix}{file.basename}") as path:
                 data = path.read_bytes()
             if len(data) != file.bytes:
-                raise DamagedShardError(f"{file.basename} has {len(data)} bytes, the index says {file.bytes}: it is cut off")
+                reason = "it is cut off" if len(data) < file.bytes else "bytes were added, or it is another file"
+                raise DamagedShardError(f"{file.basename} has {len(data)} bytes, the index says {file.bytes}: {reason}")
             check_hashes(data, file.hashes, file.basename)
             if stored is not None and mosaic.compression is not None:
                 data = decompress(data, mosaic.compression, raw.bytes, stored.basename)

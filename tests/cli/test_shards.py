@@ -266,6 +266,10 @@ def test_damage_of_each_kind_is_found_and_named(pictures: Path, tmp_path: Path, 
     assert "as a Parquet file" in problem("parquet")
     flip(tmp_path / "mds" / "shard.00001.mds", 400)
     assert "its sha1 is" in problem("mds")
+    longer = (tmp_path / "mds" / "shard.00001.mds").read_bytes() + b"x"
+    for content, reason in ((longer, "bytes were added"), (longer[:-2], "it is cut off")):
+        (tmp_path / "mds" / "shard.00001.mds").write_bytes(content)
+        assert reason in problem("mds")
     (tmp_path / "mds" / "shard.00001.mds").unlink()
     assert "there is no file" in problem("mds")
     assert "damaged shard" in shards(capsys, "verify", tmp_path / "mds")[1]
