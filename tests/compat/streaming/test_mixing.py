@@ -100,6 +100,19 @@ def test_one_stream_may_be_repeated_or_cut(two: list[str]) -> None:
     assert len(numbers(StreamingDataset(local=two[1], epoch_size=10, batch_size=1, shuffle=True))) == 10
 
 
+def test_on_two_nodes_each_rank_has_batches_of_one_stream(two: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"batching_method": "device_per_stream", "batch_size": 3, "shuffle": True}
+    found: list[int] = []
+    for rank in range(2):
+        for name, value in {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}.items():
+            monkeypatch.setenv(name, str(value))
+        dataset = StreamingDataset(streams=[Stream(local=local) for local in two], **options)
+        batches = [batch["n"].tolist() for batch in StreamingDataLoader(dataset, batch_size=3)]
+        assert all(len({number < 100 for number in batch}) == 1 for batch in batches)
+        found += [number for batch in batches for number in batch]
+    assert sorted(found) == [*range(12), *range(100, 124)]
+
+
 @pytest.mark.parametrize("method", ["per_stream", "device_per_stream"])
 def test_batches_come_of_one_stream_each(method: str, two: list[str]) -> None:
     dataset = StreamingDataset(

@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlstream.compat.streaming.base.util import number_abbrev_to_int
 from sqlstream.errors import ConfigError
+from sqlstream.world import World
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +84,12 @@ class Asked:
                 "one, or take some rows with sqlstream.StreamingDataset(…, where=…); or use 'balanced', in which all samples "
                 "come equally often"
             )
+
+    def canonical_nodes(self, world: World) -> int:
+        """Return the fixed parts of the data: where it is not said, one a node; 1 where each rank has streams of its own."""
+        if self.num_canonical_nodes is not None:
+            return self.num_canonical_nodes
+        return world.num_nodes if world.is_even and _UNITS[self.batching_method] != "rank" else 1
 
     def stream_options(self, seed: int | None, num_canonical_nodes: int, window: int | None) -> dict[str, Any]:
         """Return the parameters of `sqlstream.StreamingDataset` for each stream.

@@ -167,11 +167,10 @@ class StreamingDataset(Array, IteratedDataset):
         )
         world = read_world().replicated(asked.replication or 1)
         self._initial_nodes = world.num_nodes
-        num_nodes = world.num_nodes if world.is_even else 1
         self._seed = asked.shuffle_seed if asked.shuffle else None
         self._batches: BatchOptions | None = None
         self._resumed: _Resumed | None = None
-        inner, self._shape = self._opener.open(self._seed, asked.num_canonical_nodes or num_nodes)
+        inner, self._shape = self._opener.open(self._seed, asked.canonical_nodes(world))
         self._stand_on(inner)
         self.predownload, self.cache_limit = asked.predownload, asked.cache_limit
         self.shuffle, self.batch_size, self.replication = asked.shuffle, asked.batch_size, asked.replication
