@@ -180,18 +180,24 @@ def test_a_source_of_damaged_shards_alone_has_no_rows_and_says_why(tmp_path: Pat
 
 
 def test_other_errors_are_no_damage(good: Path, server: FaultyHttpServer, tmp_path: Path) -> None:
-    twice = tmp_path / "twice.tar"
-    twice.write_bytes(tar_of([("a", {"txt": b"1"}), ("a", {"txt": b"2"})]))
     for mode in MODES:
         with pytest.raises(ObjectNotFoundError):
             with_mode([str(good), str(tmp_path / "none.tar")], tmp_path, mode)
         with pytest.raises(ObjectNotFoundError):
             with_mode([str(good), f"{server.url}/none.tar"], tmp_path, mode)
-        with pytest.raises(SourceError, match="one part of each extension"):
-            with_mode([str(good), str(twice)], tmp_path, mode)
     for wrong in ("ignore", None, ["skip"]):
         with pytest.raises(ConfigError, match="damaged_shards="):
             opened(str(good), tmp_path, source_options={"damaged_shards": wrong})
+
+
+def test_a_sample_with_one_extension_twice_is_damage(good: Path, tmp_path: Path) -> None:
+    twice = tmp_path / "twice.tar"
+    twice.write_bytes(tar_of([("first", {"txt": b"0"}), ("a", {"txt": b"1"}), ("a", {"txt": b"2"}), ("last", {"txt": b"3"})]))
+    with pytest.raises(DamagedShardError, match="one part of each extension"):
+        opened([str(good), str(twice)], tmp_path)
+    whole = keys(opened(str(good), tmp_path))
+    assert keys(with_mode([str(good), str(twice)], tmp_path, "skip")) == whole
+    assert keys(with_mode([str(good), str(twice)], tmp_path, "until_damage")) == [*whole, "first"]
 
 
 def test_shards_of_mosaicml_are_left_out_whose_size_or_table_is_damaged(tmp_path: Path, server: FaultyHttpServer) -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Protocol, TypeVar
 
-from sqlstream.errors import DamagedShardError, SourceError
+from sqlstream.errors import DamagedShardError
 
 _TAR = re.compile(r"\.(tar(\.(gz|bz2|xz|zst|zstd))?|tgz|tbz2?|txz)$", re.IGNORECASE)
 _META = re.compile(r"__[^/]*__($|/)")
@@ -71,7 +71,7 @@ def group(members: Iterable[Member], shard: str = "") -> Iterator[tuple[str, dic
         shard: The URL of the shard for messages, without credentials.
 
     Raises:
-        SourceError: A sample has an extension twice.
+        DamagedShardError: A sample has an extension twice; the samples before it have been yielded.
     """
     key, sample = None, dict[str, Member]()
     try:
@@ -85,7 +85,7 @@ def group(members: Iterable[Member], shard: str = "") -> Iterator[tuple[str, dic
                 key, sample = split[0], {}
             if split[1] in sample or split[1] in _TAKEN:
                 first = "WebDataset's own field" if split[1] in _TAKEN else f"{sample[split[1]].name!r}"
-                raise SourceError(
+                raise DamagedShardError(
                     f"{shard or 'a shard'} has {member.name!r} beside {first}, and a sample has one part of each extension: "
                     "rename or remove one of them"
                 )

@@ -179,6 +179,18 @@ def test_a_damaged_shard_ends_as_the_handler_says(handler: Any, tmp_path: Path) 
     assert keys == before if handler is wds.ignore_and_stop else (keys[:8], keys[-8:]) == (before, after)
 
 
+@pytest.mark.parametrize("handler", [wds.warn_and_continue, wds.ignore_and_stop])
+def test_a_sample_with_one_extension_twice_is_damage_that_the_handler_decides_on(handler: Any, tmp_path: Path) -> None:
+    numbered(tmp_path / "s", 2)
+    (tmp_path / "s/t.tar").write_bytes(tar_of([("a", {"txt": b"1"}), ("b", {"txt": b"2", "TXT": b"3"})]))
+    urls = [str(tmp_path / "s" / name) for name in ("s-0.tar", "t.tar", "s-1.tar")]
+    with opened(urls, tmp_path) as dataset, pytest.raises(DamagedShardError, match=r"'b\.TXT' beside 'b\.txt'"):
+        list(dataset)
+    with opened(urls, tmp_path, handler=handler) as dataset:
+        keys = [sample["__key__"] for sample in dataset]
+    assert keys == (KEYS[:8] if handler is wds.ignore_and_stop else [*KEYS[:8], "a", *KEYS[8:16]])
+
+
 @pytest.mark.parametrize(
     ("handler", "wanted"), [(wds.ignore_and_continue, ["0", "2"]), (wds.ignore_and_stop, ["0"]), (wds.reraise_exception, None)]
 )
