@@ -25,6 +25,15 @@ _comparison_numbers = count()
 def read_world() -> World:
     """Return this process's place: from torch.distributed if it is initialised, else from the launcher's variables, else alone.
 
+    Raises:
+        ConfigError: The launcher's variables contradict each other, or are half there.
+    """
+    return find_world() or World()
+
+
+def find_world() -> World | None:
+    """Return this process's place as `read_world` does; None: neither torch.distributed nor a launcher says one.
+
     torch.distributed does not know nodes: they come from the launcher if it speaks of the same job, else one node is assumed.
 
     Raises:
@@ -33,7 +42,7 @@ def read_world() -> World:
     distributed = _initialised_torch_distributed()
     if distributed is None:
         launcher = read_launcher_rank()
-        return World() if launcher is None else _world_of(launcher)
+        return None if launcher is None else _world_of(launcher)
     rank, world_size = distributed.get_rank(), distributed.get_world_size()
     launcher = read_launcher_rank(must_be_whole=False)
     if launcher is not None and (launcher.rank, launcher.world_size) == (rank, world_size):

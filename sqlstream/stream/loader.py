@@ -101,7 +101,8 @@ class StreamingDataLoader(DataLoader[Sample]):
         schedule = dataset.schedule
         schedule.fit_first_ranks()
         has_own = schedule.steps.batches is not None
-        if has_own and (batch_size is None or isinstance(batch_size, AsItIs)):
+        follows_ranks = has_own and (batch_size is None or isinstance(batch_size, AsItIs))
+        if follows_ranks:
             batch_size = schedule.steps.batch_size_on(dataset.world)
         elif isinstance(batch_size, AsItIs):
             batch_size = 1
@@ -114,6 +115,7 @@ class StreamingDataLoader(DataLoader[Sample]):
             prefetch_factor=TORCH_PREFETCH_FACTOR if prefetch_factor is None else prefetch_factor,
             is_persistent=persistent_workers,
             are_whole=has_own,
+            follows_ranks=follows_ranks,
         )
         if has_own:
             _check_iterates_batches(dataset)

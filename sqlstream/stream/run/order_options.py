@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import os
 from dataclasses import dataclass, field
-from functools import partial
+
+from torch.utils.data import get_worker_info
 
 from sqlstream import distributed
 from sqlstream.config import Buckets, Packs, check_at_least
@@ -37,6 +39,8 @@ class BatchOptions:
     """Workers run several epochs: they prepare the next one while the last samples of one are taken."""
     are_whole: bool = False
     """The dataset gives whole batches, as its order has them."""
+    follows_ranks: bool = False
+    """`batch_size` is that of the order's batches on the ranks of now: it is another one on others."""
     num_held: int = 0
     """Batches that the trainer takes before they are asked for."""
 
@@ -54,6 +58,10 @@ class Layout:
     """None: read when it is needed, from torch.distributed or the launcher."""
     replication: int
     """Number of consecutive ranks that take the same samples."""
+    original: World | None = None
+    """Of a pickled copy: the place of the process that pickled it; None: this is no copy."""
+    pid: int = 0
+    """The process that unpickled it: workers that it forks are at its place, not at the one of the original."""
 
     def __post_init__(self) -> None:
         """Check ranges."""
@@ -62,7 +70,11 @@ class Layout:
     @property
     def whole(self) -> World:
         """The place among all ranks."""
-        return self.world or distributed.read_world()
+        if self.world is not None:
+            return self.world
+        if self.original is not None and get_worker_info() is not None and self.pid == os.getpid():
+            return self.original  # a worker that was spawned has no process group to ask
+        return distributed.find_world() or self.original or World()
 
     @property
     def effective(self) -> World:
@@ -70,8 +82,12 @@ class Layout:
         return self.whole.replicated(self.replication)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle for a worker with the trainer's place: a worker cannot ask torch.distributed."""
-        return (partial(Layout, world=self.whole, replication=self.replication), ())
+        """Pickle with the place of this process, for its workers; a rank that is spawned with a copy has one of its own."""
+        return _copy_of_layout, (self.world, self.replication, self.whole)
+
+
+def _copy_of_layout(world: World | None, replication: int, original: World) -> Layout:
+    return Layout(world=world, replication=replication, original=original, pid=os.getpid())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

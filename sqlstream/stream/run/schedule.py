@@ -199,8 +199,8 @@ class Schedule:
         steps = replace(self.steps, batch_size=batch_size, tail=Tail.DROP if options.drop_last else self.steps.tail)
         if steps.batches is not None:
             steps.batch_size_on(self.world)  # else the ranks need not be known yet
-        if self.refit is not None:
-            steps = replace(steps, batch_size=None)  # a state may bring batches of other sizes
+        if options.follows_ranks or self.refit is not None:
+            steps = replace(steps, batch_size=None)  # a spawned rank has another one; a state may bring others
         self.batches, self.steps = options, steps
 
     # -- an iteration -------------------------------------------------------------------------------------------------

@@ -1,0 +1,52 @@
+"""Ranks that are spawned with a dataset, or a loader, of the process that begins them, as Lightning's `ddp_spawn` does."""
+
+from __future__ import annotations
+
+import json
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch.multiprocessing.spawn import spawn
+
+from sqlstream import Buckets, StreamingDataLoader, StreamingDataset
+
+NUM_ROWS, NUM_RANKS = 48, 2
+
+
+def train(rank: int, loader: StreamingDataLoader, directory: str) -> None:
+    """Be a rank: write down the rows of its batches."""
+    dist.init_process_group("gloo", init_method=f"file://{directory}/group", rank=rank, world_size=NUM_RANKS)
+    rows = [batch["__row__"].tolist() for batch in loader]
+    Path(directory, f"{rank}.json").write_text(json.dumps(rows))
+    dist.destroy_process_group()
+
+
+def batches_of_ranks(loader: StreamingDataLoader, directory: Path) -> list[list[list[int]]]:
+    spawn(train, args=(loader, str(directory)), nprocs=NUM_RANKS)  # type: ignore[no-untyped-call]  # torch's
+    return [json.loads((directory / f"{rank}.json").read_text()) for rank in range(NUM_RANKS)]
+
+
+def opened(directory: Path, **options: Any) -> StreamingDataset:
+    table = directory / "t.csv"
+    table.write_text("n\n" + "".join(f"{number}\n" for number in range(NUM_ROWS)))
+    return StreamingDataset(table, directory / "cache", columns_to_download=[], shuffle_seed=1, **options)
+
+
+@pytest.mark.parametrize(("num_workers", "context"), [(0, None), (2, "fork"), (2, "spawn")], ids=["alone", "fork", "spawn"])
+def test_each_rank_takes_its_own_share(num_workers: int, context: str | None, tmp_path: Path) -> None:
+    with opened(tmp_path) as dataset:
+        loader = StreamingDataLoader(dataset, batch_size=4, num_workers=num_workers, multiprocessing_context=context)
+        found = batches_of_ranks(loader, tmp_path)
+        whole = [batch["__row__"].tolist() for batch in StreamingDataLoader(dataset, batch_size=4 * NUM_RANKS)]
+    assert [len(batches) for batches in found] == [NUM_ROWS // 4 // NUM_RANKS] * NUM_RANKS
+    assert [sorted(chain(*step)) for step in zip(*found, strict=True)] == [sorted(step) for step in whole]
+
+
+def test_the_batches_of_buckets_are_dealt_out_to_the_ranks(tmp_path: Path) -> None:
+    with opened(tmp_path, batches=Buckets("n % 2", global_batch_size=4)) as dataset:
+        found = batches_of_ranks(StreamingDataLoader(dataset), tmp_path)
+        whole = [batch["__row__"].tolist() for batch in StreamingDataLoader(dataset)]
+    assert [sorted(chain(*step)) for step in zip(*found, strict=True)] == [sorted(step) for step in whole]
