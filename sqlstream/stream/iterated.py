@@ -53,9 +53,10 @@ class IteratedDataset(IterableDataset[Sample]):
                 if self._counts_all_ranks:
                     warn_of_ranks(lambda: self._schedule.world, self._pipeline.engines.warnings)
             are_whole = self._gives_batches()
-            if get_worker_info() is None and not self._schedule.is_announced:
-                return self._iterate(None, are_whole=are_whole)
-            return self._iterate(self._schedule.begin(), are_whole=are_whole)
+            in_worker = get_worker_info() is not None
+            has_loader = in_worker or collates_samples() is not None
+            begun = self._schedule.begin() if in_worker or self._schedule.is_announced else None
+            return self._iterate(begun, are_whole=are_whole, has_loader=has_loader)
 
     def _gives_batches(self) -> bool:
         """Return whether batches are asked for: by a loader, where the order is made of batches.
@@ -77,7 +78,7 @@ class IteratedDataset(IterableDataset[Sample]):
         return collates is not None
 
     def _iterate(
-        self, begun: tuple[ShareProgress, Iterator[EpochShare]] | None, *, are_whole: bool
+        self, begun: tuple[ShareProgress, Iterator[EpochShare]] | None, *, are_whole: bool, has_loader: bool
     ) -> Iterator[Sample | list[Sample]]:
         schedule = self._schedule
         if begun is None:
@@ -86,7 +87,8 @@ class IteratedDataset(IterableDataset[Sample]):
                 begun = schedule.begin()
         progress, shares = begun
         ranks_on_node = schedule.layout.whole.local_world_size
-        with self._pipeline.engines.iterating(self._pipeline, ranks_on_node, schedule.batches) as engine:
+        engines = self._pipeline.engines
+        with engines.iterating(self._pipeline, ranks_on_node, schedule.batches, has_loader=has_loader) as engine:
             samples = engine.stream(
                 shares,
                 progress,

@@ -149,6 +149,32 @@ def test_the_batch_in_hand_keeps_its_paths_when_the_loop_is_left(photos: Photos,
         assert all(map(os.path.exists, in_hand))
 
 
+@pytest.mark.parametrize("kind", [DataLoader, StreamingDataLoader])
+def test_a_loader_without_workers_keeps_the_paths_of_its_last_batch(kind: Any, photos: Photos, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"batch_size": 7, "collate_fn": paths}  # it ends before an incomplete batch is collated
+    with open_photos(photos, tmp_path / "cache") as dataset, Cache(tmp_path / "cache") as other:
+        for _ in range(2):
+            assert gone_of(kind(dataset, **options), dataset) == []
+        assert dataset.cache.statistics().pinned_entries > 0
+        in_hand = next(iter(kind(dataset, **options)))
+        gc.collect()
+        other.clear()
+        assert all(map(os.path.exists, in_hand))
+        dataset.close()
+        assert other.clear().kept_pinned_entries == 0
+
+
+def test_what_iterations_without_workers_left_goes_with_a_view_that_is_collected(photos: Photos, tmp_path: Path) -> None:
+    with open_photos(photos, tmp_path / "cache") as dataset:
+        view = dataset.view(transforms=[])
+        in_hand = paths([sample for _, sample in zip(range(5), view, strict=False)])
+        dataset.cache.clear()
+        assert all(map(os.path.exists, in_hand))
+        del view
+        gc.collect()
+        assert dataset.cache.clear().kept_pinned_entries == 0
+
+
 def kill_worker_at_the_end(sample: dict[str, Any]) -> dict[str, Any]:
     if sample["__row__"] == 60 and get_worker_info() is not None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -223,6 +249,17 @@ def test_a_plain_loader_of_which_nothing_is_known_says_once_how_many_paths_it_ke
         assert log.read_text().count("samples leave the transforms with paths") == 1
     plain_loader.logger.removeHandler(handler)
     handler.close()
+
+
+def test_a_plain_loader_without_workers_says_so_too_and_a_loop_over_samples_does_not(
+    server: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    photos = make_small(server, tmp_path, 300)
+    with open_photos(photos, tmp_path / "cache", transforms=[]) as dataset:
+        assert len(list(dataset)) == 300
+        assert "samples leave the transforms with paths" not in caplog.text
+        assert sum(gone_of(DataLoader(dataset, batch_size=250, collate_fn=paths), dataset) != [] for _ in range(2)) == 2
+        assert caplog.text.count("samples leave the transforms with paths") == 1
 
 
 def test_all_rows_of_one_access_keep_their_paths(server: Any, tmp_path: Path) -> None:

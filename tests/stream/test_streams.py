@@ -107,7 +107,7 @@ def test_a_mixture_gives_what_each_stream_gives_alone_over_all_its_epochs(
         assert found == wanted
         assert all(sample["is_right"] for sample in found)
     assert {sample["__epoch__"] for sample in found if "is_low" not in sample} == {2, 3, 4}
-    engine.close(release_kept=True)
+    engine.close()
 
 
 def test_ranks_and_workers_share_a_mixture_as_any_order(pair: tuple[StreamingDataset, StreamingDataset]) -> None:
@@ -118,7 +118,7 @@ def test_ranks_and_workers_share_a_mixture_as_any_order(pair: tuple[StreamingDat
         positions = share.partition.positions(0, share.partition.num_samples).tolist()
         engine = engine_of(*pair)
         assert list(stream(engine, share)) == [wanted[position] for position in positions]
-        engine.close(release_kept=True)
+        engine.close()
 
 
 def test_a_pack_gives_its_rows_one_after_the_other(opened: Any) -> None:
@@ -137,14 +137,14 @@ def test_a_pack_gives_its_rows_one_after_the_other(opened: Any) -> None:
         taken, offset = places[stop - 1]
         rest = replace(share, taken=taken, offset=offset)
         assert list(stream(engine, rest, ShareProgress(rest, taken, offset))) == wanted[stop:]
-    engine.close(release_kept=True)
+    engine.close()
 
 
 def test_packs_of_a_mixture_hold_rows_of_both_streams(pair: tuple[StreamingDataset, StreamingDataset]) -> None:
     inner = mixed(list(map(order_of, pair)), (1, 1), 60)
     engine = engine_of(*pair)
     assert list(stream(engine, share_of(Packed(order=inner)))) == expected(inner, 0, pair)
-    engine.close(release_kept=True)
+    engine.close()
 
 
 def test_what_fails_is_replaced_within_its_stream_and_counted_under_its_name(opened: Any) -> None:
@@ -159,7 +159,7 @@ def test_what_fails_is_replaced_within_its_stream_and_counted_under_its_name(ope
         failed = np.flatnonzero(np.isin(order.rows_at(0, np.arange(120)).row[1::2] + 60, (70, 71, 80))) * 2 + 1
         again = [next(order.replacements(0, position)) + 60 for position in failed.tolist()]
         assert [found[position]["__row__"] for position in failed.tolist()] == again
-        engine.close(release_kept=True)
+        engine.close()
     assert {record.url for record in low.failures()} == {f"high row {row}" for row in (70, 71, 80)}
 
 
@@ -168,7 +168,7 @@ def test_transforms_and_rows_of_another_stream_are_never_used(opened: Any) -> No
     high = opened(Refuse(*range(60)), where="score >= 0.5", shuffle_seed=8)
     engine = engine_of(low, high)
     assert len(list(stream(engine, share_of(mixed([order_of(low), order_of(high)], (1, 1), 120))))) == 120
-    engine.close(release_kept=True)
+    engine.close()
 
 
 def test_chunks_of_a_filtered_stream_are_counted_when_a_mixture_needs_them(opened: Any, photos: Photos, tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_chunks_of_a_filtered_stream_are_counted_when_a_mixture_needs_them(opene
         assert not is_counted(order_of(lazy), 0)
         found += samples
         assert not is_counted(order_of(lazy), 0), "ten draws need the first windows only"
-        engine.close(release_kept=True)
+        engine.close()
         assert found == expected(order, 0, (high, lazy), num_epochs=1)
 
 
@@ -199,7 +199,7 @@ def test_a_stream_is_opened_when_it_is_drawn_first(pair: tuple[StreamingDataset,
     assert [engine._recipes.made[stream] is None for stream in (0, 1)] == [False, True]
     assert len(list(samples)) == 400
     assert engine._recipes.made[1] is not None
-    engine.close(release_kept=True)
+    engine.close()
 
 
 def test_streams_of_two_directories_keep_their_objects_in_their_own(photos: Photos, tmp_path: Path) -> None:
@@ -215,5 +215,6 @@ def test_streams_of_two_directories_keep_their_objects_in_their_own(photos: Phot
             assert Path(sample["image"]).stat().st_size  # a path is kept by a pin of its own directory
         for dataset in (one, two):
             assert 0 < dataset.cache.statistics().used_bytes <= 1 << 20
-        engine.close(release_kept=True)
+        engine.close()
+        engine.release_kept()
         assert [dataset.cache.statistics().pinned_entries for dataset in (one, two)] == [0, 0]

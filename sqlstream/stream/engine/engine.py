@@ -65,6 +65,7 @@ class Engine:
         self._options = options
         directories = tuple(directory for cache in self._caches for directory in cache.session.directories)
         self._maker = SampleMaker(directories, num_retained, note_given_up)
+        self.release_kept = self._maker.release_kept  # of its own: who keeps it keeps neither engine nor dataset
         self._num_retained = num_retained
         self._failures: dict[Recipe, FailureLog] = {}
         """The failures of the iteration under way, by stream."""
@@ -214,18 +215,20 @@ class Engine:
                 recipe.chain.flush()
         return [made[place][0] if len(made[place]) == 1 else made[place] for place in range(len(selected))]
 
-    def close(self, *, release_kept: bool) -> None:
-        """End: with `release_kept`, the paths of yielded samples are no longer kept valid."""
-        if release_kept:
-            if self._ahead is not None:
-                self._ahead.close()
-            for _, recipe in self._recipes.known():
-                recipe.rows.close()
-        self._maker.close(release_kept=release_kept)
+    def rest(self) -> None:
+        """Write down what samples have noted; what is prepared for the next stream stays."""
         for _, recipe in self._recipes.known():
             recipe.chain.flush()
         for cache in self._caches:
             cache.session.flush()
+
+    def close(self) -> None:
+        """End; the paths of the last samples that were yielded stay valid until `release_kept` is called."""
+        if self._ahead is not None:
+            self._ahead.close()
+        for _, recipe in self._recipes.known():
+            recipe.rows.close()
+        self.rest()
 
     def renew(self, makers: Sequence[Callable[[], Recipe]]) -> None:
         """Make samples in another manner from now on; what is yielded keeps its paths."""

@@ -117,11 +117,10 @@ class SampleMaker:
             slot.recipe.session.release(slot.hold)
             slot.hold = None
 
-    def close(self, *, release_kept: bool) -> None:
-        """End; with `release_kept`, the paths of yielded samples are no longer kept valid."""
-        if release_kept:
-            while self._kept:
-                self._release_oldest()
+    def release_kept(self) -> None:
+        """Keep the paths of yielded samples valid no longer."""
+        while self._kept:
+            self._release_oldest()
 
     def keep(self, holds: list[AnyHold], session: CacheSession, *, num_accesses: int = 1) -> None:
         """Keep the paths of an access's samples valid, and release the oldest, but none of the last `num_accesses`."""

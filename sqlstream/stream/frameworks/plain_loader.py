@@ -67,7 +67,7 @@ def warn_of_workers(num_rows: int, shares: Callable[[int], Sequence[int]], given
 
 
 def warn_of_paths(may_warn: Callable[[], bool] | None, given: set[str]) -> None:
-    """Warn, in a worker of a loader of which nothing is known, that paths which it gave away are not kept any more.
+    """Warn, in a process of a loader of which nothing is known, that paths which it gave away are not kept any more.
 
     Args:
         may_warn: Returns True to one process of the dataset (`Handover.may_warn`); None: each loader's first worker warns.
@@ -78,8 +78,8 @@ def warn_of_paths(may_warn: Callable[[], bool] | None, given: set[str]) -> None:
     warn = partial(warn_once, given) if may_warn is None else logger.warning
     warn(
         "samples leave the transforms with paths of cached files, and how many of them this DataLoader has under way is not "
-        "known: those of the last %d samples of a worker stay valid. Use sqlstream.StreamingDataLoader, or give the dataset "
-        "batch_size= (kept for prefetch_factor=2) or retained_samples=",
+        "known: those of the last %d samples of each process stay valid. Use sqlstream.StreamingDataLoader, or give the "
+        "dataset batch_size= (kept for prefetch_factor=2) or retained_samples=",
         DEFAULT_RETAINED,
     )
 

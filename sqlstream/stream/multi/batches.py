@@ -80,7 +80,7 @@ class MicroBatches(IterableDataset[StreamSamples]):
 
         ranks_on_node = self.run.options.layout.whole.local_world_size
         engines = self.pipeline.engines
-        with engines.iterating(self.pipeline, ranks_on_node, self.run.batch_options) as engine:
+        with engines.iterating(self.pipeline, ranks_on_node, self.run.batch_options, has_loader=True) as engine:
             samples = engine.stream(iter([share]), progress, is_endless=False, note_several=refuse, has_end=False)
             with contextlib.closing(samples):  # type: ignore[type-var]  # a generator
                 index = num_taken = 0

@@ -245,9 +245,11 @@ class StreamingDataset(Array, IteratedDataset):
         def __iter__(self) -> Iterator[Any]:  # an item is what a subclass makes
             """Return the items of the next epoch."""
 
-    def _iterate(self, begun: tuple[ShareProgress, Iterator[EpochShare]] | None, *, are_whole: bool) -> Iterator[Any]:
+    def _iterate(
+        self, begun: tuple[ShareProgress, Iterator[EpochShare]] | None, *, are_whole: bool, has_loader: bool
+    ) -> Iterator[Any]:
         item: Callable[[Any], Any] = item_of if self._makes_items else without_added
-        return map(item, super()._iterate(begun, are_whole=are_whole))
+        return map(item, super()._iterate(begun, are_whole=are_whole, has_loader=has_loader))
 
     def _check_begun(self) -> None:
         self._inner._check_begun()
