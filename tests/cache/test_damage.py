@@ -190,6 +190,35 @@ def test_a_pipe_in_the_place_of_a_file_of_the_cache_is_waited_for_by_no_process(
     assert violations(tmp_path / "cache", at_rest=True) == []
 
 
+@pytest.mark.parametrize("kind", ["directory", "link"])
+@pytest.mark.parametrize("name", ["lock", "gate", "removing"])
+def test_another_thing_in_the_place_of_a_file_of_the_cache_is_named_with_its_cure(tmp_path: Path, name: str, kind: str) -> None:
+    filled(tmp_path / "cache")
+    path = tmp_path / "cache" / name
+    path.unlink(missing_ok=True)
+    path.mkdir() if kind == "directory" else path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CacheDiskError, match=rf"{name} is no file .*: remove it"), opened(tmp_path / "cache") as cache:
+        read(cache, *URLS)  # evicts
+    path.rmdir() if kind == "directory" else path.unlink()
+    with opened(tmp_path / "cache") as cache:
+        read(cache, *URLS)
+    assert violations(tmp_path / "cache", at_rest=True) == []
+
+
+@pytest.mark.parametrize("kind", ["directory", "other bytes"])
+def test_a_damaged_format_names_the_cure_that_keeps_the_cache(tmp_path: Path, kind: str) -> None:
+    filled(tmp_path / "cache")
+    path = tmp_path / "cache" / "FORMAT"
+    path.unlink()
+    path.mkdir() if kind == "directory" else path.write_bytes(b"\xff{")
+    with pytest.raises(CacheDirectoryError, match=r"FORMAT is .*: remove "):
+        opened(tmp_path / "cache")
+    path.rmdir() if kind == "directory" else path.unlink()
+    with opened(tmp_path / "cache") as cache:
+        assert cache.statistics().entries > 0
+        assert cache.verify() == []
+
+
 def test_the_digest_is_that_of_the_newest_schema(tmp_path: Path) -> None:
     database = Database(tmp_path / "ledger.sqlite")
     database.read("SELECT 1")

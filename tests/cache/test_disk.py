@@ -125,7 +125,7 @@ def test_another_layout_version_is_refused(directory: Path) -> None:
     with pytest.raises(CacheDirectoryError, match="has layout 2"):
         Cache(directory)
     (directory / "FORMAT").write_text("something")
-    with pytest.raises(CacheDirectoryError, match="not readable as ours"):
+    with pytest.raises(CacheDirectoryError, match="is not as sqlstream writes it: remove that file"):
         Cache(directory)
 
 

@@ -236,6 +236,8 @@ def open_directory(root: Path, *, create: bool, allow_network_fs: bool) -> None:
             f"cannot create the cache directory {root}: {error.strerror}{lack_of_inodes(root.parent)}"
         ) from error
     check_directory(root, allow_network_fs=allow_network_fs)
+    if (root / "FORMAT").is_dir():
+        raise CacheDirectoryError(f"{root / 'FORMAT'} is a directory, which sqlstream never makes there: remove it")
     if (root / "FORMAT").is_file() and not _is_cut_short(root):
         _check_format(root)
         try:
@@ -279,7 +281,10 @@ def _check_format(root: Path) -> None:
     try:
         version = json.loads((root / "FORMAT").read_text())["format"]
     except (ValueError, KeyError, TypeError) as error:
-        raise CacheDirectoryError(f"{root / 'FORMAT'} is not readable as ours: give another directory") from error
+        raise CacheDirectoryError(
+            f"{root / 'FORMAT'} is not as sqlstream writes it: remove that file if {root} is a cache of sqlstream, which goes "
+            "on with what it has, else give another directory"
+        ) from error
     if version != FORMAT_VERSION:
         raise CacheDirectoryError(f"{root} has layout {version}, this sqlstream knows {FORMAT_VERSION}: upgrade sqlstream")
 

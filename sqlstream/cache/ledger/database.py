@@ -58,6 +58,8 @@ _PRAGMAS = (
 )
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _CONSTRAINT_DATATYPE = 3091  # SQLITE_CONSTRAINT_DATATYPE of STRICT tables; Python has no name for it
+_NO_FILE = (errno.EISDIR, errno.ELOOP, errno.ENXIO)
+"""What opening a directory, a link, a socket or a pipe says, where a file of ours belongs."""
 _IMPOSSIBLE = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT_CHECK, _CONSTRAINT_DATATYPE, sqlite3.SQLITE_MISMATCH)
 """What no statement of ours meets on tables and values as we wrote them: a name that is not there, text that is no UTF-8."""
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
@@ -332,6 +334,11 @@ class Database:
             raise error
         lack = lack_of_inodes(self.path.parent)
         if isinstance(error, OSError):
+            if error.errno in _NO_FILE and error.filename is not None:
+                raise CacheDiskError(
+                    f"{os.fspath(error.filename)} is no file ({error.strerror}), and sqlstream never makes another thing "
+                    "there: remove it, and the next use makes it anew"
+                ) from error
             raise CacheDiskError(
                 f"cannot work in {self.path.parent} ({error}{lack}): look at that disk's room and health, and at `ulimit -n`"
             ) from error
