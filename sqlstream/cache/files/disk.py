@@ -274,6 +274,15 @@ class Disk:
             self.remove_part(part.name)
             self.close_part(part)
 
+    def drop_part(self, part: Part) -> None:
+        """Unlink a part that is written no more, and give its bytes back; its lock stays until `close_part`.
+
+        On a full disk its row cannot be written else: the descriptor, which is open until then, would keep the bytes.
+        """
+        self.remove_part(part.name)
+        if not os.fstat(part.fd).st_nlink:  # it may be in data/
+            os.ftruncate(part.fd, 0)
+
     def remove_part(self, name: str) -> bool:
         """Unlink a part; True when nothing is left of it. Must come before its row goes."""
         try:
