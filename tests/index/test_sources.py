@@ -495,6 +495,14 @@ def test_a_source_that_does_not_exist_is_named(src: str, tmp_path: Path) -> None
         build(tmp_path, src if "://" in src else tmp_path / src, FolderReader(tmp_path))
 
 
+def test_braces_in_the_name_of_a_table_are_refused_with_the_cure(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.csv").write_text("n\n1\n")
+    with pytest.raises(ObjectNotFoundError, match="of tables give a list or a wildcard"):
+        build(tmp_path, tmp_path / "{a,b}.csv")
+    assert len(build(tmp_path, [tmp_path / "a.csv", tmp_path / "b.csv"])) == 2
+
+
 def test_a_forbidden_source_is_named_with_the_cure(tmp_path: Path) -> None:
     class Forbidden(FolderReader):
         def head(self, url: str) -> Any:

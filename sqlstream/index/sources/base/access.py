@@ -35,8 +35,9 @@ def named_errors(src: str) -> Iterator[None]:
     try:
         yield
     except (ObjectNotFoundError, FileNotFoundError, NotADirectoryError) as error:
+        braces = "; braces name several shards, and of tables give a list or a wildcard" if "{" in src else ""
         raise ObjectNotFoundError(
-            f"the source {name} does not exist ({error}): check src and the spelling", url=name
+            f"the source {name} does not exist ({error}): check src and the spelling{braces}", url=name
         ) from error
     except (AccessDeniedError, PermissionError) as error:
         raise AccessDeniedError(
