@@ -93,6 +93,9 @@ def test_redirects_into_private_networks_and_to_other_schemes_are_refused() -> N
     for target in ("http://127.0.0.1/x", "http://169.254.169.254/x", "http://localhost/x", "file:///etc/passwd", "ftp://h/x"):
         with pytest.raises(AccessDeniedError, match="redirect"):
             check_redirect("http://8.8.8.8/x", target)
+    for unclear in ("http://h:999999/x", "http://a@b@c/x"):
+        with pytest.raises(AccessDeniedError, match=r"redirects to http.*cannot be read in one way only"):
+            check_redirect("http://8.8.8.8/x", unclear)
     check_redirect("http://8.8.8.8/x", "https://1.1.1.1/x")
     check_redirect("http://127.0.0.1:1/x", "http://127.0.0.1:2/x")
     check_redirect("http://10.0.0.1/x", "http://127.0.0.1:2/x")

@@ -248,9 +248,11 @@ def check_redirect(source: str, target: str) -> None:
     """
     if scheme(target) not in WEB_SCHEMES:
         raise AccessDeniedError(f"{redact(source)} redirects to {redact(target)}: only http and https are followed")
-    host, came_from = host_name(target), host_name(source)
-    if not host or (host != came_from and is_private_literal(host) and not is_private_literal(came_from)):
-        where = redact(source)
+    host, came_from, where = host_name(target), host_name(source), redact(source)
+    if not host:
+        text = f"{where} redirects to {redact(target)}, whose host and port cannot be read in one way only: mend that server"
+        raise AccessDeniedError(text, url=where)
+    if host != came_from and is_private_literal(host) and not is_private_literal(came_from):
         text = f"{where} redirects into a private network ({host}): refused; name that address yourself if you mean it"
         raise AccessDeniedError(text, url=where)
 
