@@ -28,13 +28,14 @@ from sqlstream.errors import SchemaError, SourceError
 from sqlstream.index.file.connection import GuardedConnection, read_columns
 from sqlstream.index.file.room import IndexRoom
 from sqlstream.index.file.workplace import Workplace
-from sqlstream.index.file.writer import IndexWriter, padded_moments
+from sqlstream.index.file.writer import IndexWriter
 from sqlstream.index.sources.base.base import BATCH_ROWS, TableFile
 from sqlstream.index.sources.base.derived import SOURCE_COLUMN, DerivedRows, below, derived_rows, is_text
 from sqlstream.index.sources.plan.source_plan import JoinedSource, SourcePlan
 from sqlstream.index.types.models import MOMENT_DIGITS, ROW, Column, quote
 from sqlstream.index.types.schema import normalise
 from sqlstream.index.types.values import Encoded, decoder, encode_named, encoding
+from sqlstream.index.types.views import padded_moments
 from sqlstream.progress import progress
 from sqlstream.sample_types import SAMPLE_FIELDS
 from sqlstream.storage.base import urls

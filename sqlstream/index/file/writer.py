@@ -29,11 +29,8 @@ from sqlstream.index.file.room import IndexRoom
 from sqlstream.index.file.workplace import sync
 from sqlstream.index.types.content import RunningContent
 from sqlstream.index.types.models import (
-    ANY,
     APPLICATION_ID,
     FORMAT_VERSION,
-    JSON,
-    MOMENT_DIGITS,
     ROW,
     VIEWS,
     Column,
@@ -43,16 +40,8 @@ from sqlstream.index.types.models import (
     quote,
 )
 from sqlstream.index.types.schema import TableSchema
-from sqlstream.index.types.values import (
-    MAX_EXACT_INTEGER,
-    Encoded,
-    affinity,
-    declared,
-    encode_named,
-    encoding,
-    makes_floats,
-    rescaled,
-)
+from sqlstream.index.types.values import MAX_EXACT_INTEGER, Encoded, declared, encode_named, makes_floats, rescaled
+from sqlstream.index.types.views import in_view, typed
 from sqlstream.storage.base import urls
 
 _PRAGMAS = (
@@ -362,7 +351,7 @@ class IndexWriter:
         assert found == (first, first + self.num_rows - self._num_elsewhere)
         fields = {**self._schema.fields, **(types or {})}
         self._short_moments |= {name for name, field in (types or {}).items() if is_timestamp(field.type)}
-        columns = [_typed(column, fields[name]) for name, column in self._columns.items()]
+        columns = [typed(column, fields[name]) for name, column in self._columns.items()]
         for c in columns:
             values = (c.position, c.name, c.physical, c.arrow_field, c.type, c.declared, c.has_nan)
             db.execute("INSERT INTO columns VALUES (?, ?, ?, ?, ?, ?, ?)", values)
@@ -382,7 +371,7 @@ class IndexWriter:
         left = {IN_PLACE: json.dumps(sorted(self._in_place))} if self._in_place else {}
         db.executemany("INSERT INTO meta VALUES (?, ?)", {**own, **rule, **left, **meta}.items())
         seen = [column for column in columns if column.name not in self._in_place]
-        shown = [_shown(column, with_all_digits=column.name in self._short_moments) for column in seen]
+        shown = [in_view(column, with_all_digits=column.name in self._short_moments) for column in seen]
         for view in VIEWS:
             db.execute(f"CREATE VIEW {view} AS SELECT {', '.join([ROW, *shown])} FROM rows")
         db.execute("COMMIT")
@@ -401,41 +390,3 @@ class IndexWriter:
 def _flat(columns: Mapping[str, Sequence[Any]]) -> list[Any]:
     """Return the values row by row."""
     return list(chain.from_iterable(zip(*columns.values(), strict=True)))
-
-
-def _typed(column: Column, field: pa.Field[Any]) -> Column:
-    serialised = pa.schema([field]).serialize().to_pybytes()
-    return replace(column, arrow_field=serialised, type=_readable(field))
-
-
-def _readable(field: pa.Field[Any]) -> str:
-    own = encoding(field)
-    return "json" if own in (JSON, ANY) else own.decode() or str(field.type)
-
-
-def _shown(column: Column, *, with_all_digits: bool) -> str:
-    """Return the column as users' SQL sees it.
-
-    Args:
-        column: The column.
-        with_all_digits: Its values are moments, of which some have too few digits: texts of one moment must be equal.
-    """
-    name = quote(column.physical)
-    if column.expression != name:
-        return column.expression
-    wanted = affinity(column.field)
-    if with_all_digits:
-        return f"CAST({padded_moments(name, MOMENT_DIGITS[column.field.type.unit])} AS {wanted}) AS {name}"
-    value = f"CASE typeof({name}) WHEN 'text' THEN NULL ELSE {name} END" if column.has_nan else name
-    if wanted != "BLOB" and (column.has_nan or wanted != column.declared):
-        value = f"CAST({value} AS {wanted})"
-    return value if value == name else f"{value} AS {name}"
-
-
-def padded_moments(name: str, num_digits: int) -> str:
-    """Return, in SQL, the texts of a column of moments with so many digits of the second, but for years beyond four digits."""
-    bare = len("2024-02-29 12:30:00")
-    have = [digits for digits in MOMENT_DIGITS.values() if digits < num_digits]
-    cases = [(bare + 1 + digits if digits else bare, ("" if digits else ".") + "0" * (num_digits - digits)) for digits in have]
-    whens = " ".join(f"WHEN {length} THEN {name} || '{zeros}'" for length, zeros in cases)
-    return f"CASE length({name}) {whens} ELSE {name} END" if whens else name
