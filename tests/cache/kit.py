@@ -41,6 +41,14 @@ def num_gets(server: FaultyHttpServer, path: str | None = None) -> int:
     return sum(request.method == "GET" for request in server.requests(path))
 
 
+def wait_for_gets(server: FaultyHttpServer, number: int) -> None:
+    """Wait until so many objects were asked for: an error comes while others are still on their way."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while num_gets(server) < number:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def wait_for_download(server: FaultyHttpServer, directory: Path, path: str) -> None:
     """Wait until an object is on its way: asked for, its room taken."""
     deadline = time.monotonic() + WAIT_SECONDS
