@@ -229,19 +229,19 @@ def test_a_part_is_locked_from_its_creation_and_free_after_its_close(directory: 
     assert disk.part_is_live(part.name) is None
 
 
-def test_a_part_that_is_dropped_gives_its_bytes_back_at_once_and_its_lock_later(directory: Path) -> None:
+def test_a_part_that_is_removed_gives_its_bytes_back_at_once_and_its_lock_later(directory: Path) -> None:
     Cache(directory).close()
     disk = Disk(directory)
-    dropped, published = disk.create_part(KEY), disk.create_part(KEY[::-1])
-    for part in (dropped, published):
+    removed, published = disk.create_part(KEY), disk.create_part(KEY[::-1])
+    for part in (removed, published):
         os.pwrite(part.fd, bytes(100_000), 0)
     disk.publish(published, KEY[::-1], ".bin", 100_000)
-    for part in (dropped, published):
-        disk.drop_part(part)
+    for part in (removed, published):
+        assert disk.remove_part(part.name)
     assert disk.scan_parts() == []
-    assert (os.fstat(dropped.fd).st_size, os.fstat(dropped.fd).st_blocks) == (0, 0)
+    assert (os.fstat(removed.fd).st_size, os.fstat(removed.fd).st_blocks) == (0, 0)
     assert disk.data_size(KEY[::-1], ".bin") == 100_000, "what is in data/ is no part any more"
-    for part in (dropped, published):
+    for part in (removed, published):
         disk.close_part(part)
 
 

@@ -100,7 +100,7 @@ class Downloads:
     def discard(self, leads: Sequence[Lead]) -> None:
         """Forget leads whose transaction was rolled back; their files go."""
         for lead in leads:
-            self._disk.drop_part(lead.part)
+            self._disk.remove_part(lead.part.name)
         with self._owner.state:
             for lead in leads:
                 lead.tell(self._holdings, None, None)
@@ -260,7 +260,7 @@ class Downloads:
     ) -> None:
         """Tell the samples that wait how downloads ended, and defer what the ledger must know."""
         for lead in failed or ():
-            self._disk.drop_part(lead.part)  # unlink, then uncount
+            self._disk.remove_part(lead.part.name)  # unlink, then uncount
         with self._owner.state:
             for lead, publication in (whole or {}).items():
                 self._whole[lead] = publication

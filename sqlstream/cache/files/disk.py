@@ -274,19 +274,17 @@ class Disk:
             self.remove_part(part.name)
             self.close_part(part)
 
-    def drop_part(self, part: Part) -> None:
-        """Unlink a part that is written no more, and give its bytes back; its lock stays until `close_part`.
-
-        On a full disk its row cannot be written else: the descriptor, which is open until then, would keep the bytes.
-        """
-        self.remove_part(part.name)
-        if not os.fstat(part.fd).st_nlink:  # it may be in data/
-            os.ftruncate(part.fd, 0)
-
     def remove_part(self, name: str) -> bool:
-        """Unlink a part; True when nothing is left of it. Must come before its row goes."""
+        """Unlink a part, which is written no more; True when nothing is left of it. Must come before its row goes.
+
+        Its descriptor, which is its lock, may be open until the row is gone, and would keep the bytes: on a full disk the
+        ledger may need them for that very row. Cut by name: by descriptor it could be a file that has the number by now, or
+        one in data/.
+        """
+        path = f"{self._part}/{name}"
         try:
-            os.unlink(f"{self._part}/{name}")
+            os.truncate(path, 0)
+            os.unlink(path)
         except FileNotFoundError:
             return True
         except OSError as error:
