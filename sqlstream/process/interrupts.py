@@ -93,7 +93,11 @@ class Section:
             work()
 
     def wait_in_kernel(self, wait: Callable[[], object]) -> bool:
-        """Call `wait`, a blocking system call; False if a signal came, before, after or meanwhile."""
+        """Call `wait`, a blocking system call; False if a signal came, before, after or meanwhile.
+
+        As with every system call of Python, a signal that comes after the last bytecode and before the kernel waits is seen
+        with the next one, or when the wait ends.
+        """
         if not self.is_main or not self.depth:
             wait()
             return True
