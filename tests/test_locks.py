@@ -5,21 +5,24 @@ from __future__ import annotations
 import errno
 import fcntl
 import gc
+import operator
 import os
 import re
 import resource
+import signal
 import subprocess
 import sys
 import threading
 import weakref
 from collections.abc import Callable
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sqlstream.cache.files.read_hold import KeptLocks, ReadLock, ReadLocks
-from sqlstream.process import fork, locks
+from sqlstream.process import fork, interrupts, locks
 from sqlstream.process.fork import Forks, Stage
 from sqlstream.process.lock_wait import lock_blocking
 from tests.cache.kit import descriptors
@@ -347,6 +350,43 @@ def test_read_locks_make_no_object_in_the_guard_that_starts_the_garbage_collecto
         gc.callbacks.remove(look)
     assert was_guarded
     assert not any(was_guarded)
+
+
+class Knot:
+    """A cycle, which only the collector unties."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+
+def test_what_the_collector_asks_for_while_all_is_taken_under_a_lock_waits_for_its_end() -> None:
+    lock = locks.ForkLock()
+    held: list[bool] = []
+    weakref.finalize(Knot(), interrupts.call_outside, lambda: held.append(lock.is_mine))
+    taken = lock.take_all(map(gc.collect, (2,)))
+    assert len(taken) == 1
+    assert held == [False]
+
+    weakref.finalize(Knot(), interrupts.call_outside, lambda: held.append(lock.is_mine))
+    with pytest.raises(ZeroDivisionError):
+        lock.take_all(map(operator.truediv, map(gc.collect, (2,)), (0,)))
+    assert held == [False, False]
+    assert not lock.is_mine
+    assert not interrupts.is_inside()
+
+
+def test_no_signal_handler_runs_while_all_is_taken_under_a_lock() -> None:
+    lock = locks.ForkLock()
+    held: list[bool] = []
+    before = signal.signal(signal.SIGVTALRM, lambda signum, frame: held.append(lock.is_mine))
+    signal.setitimer(signal.ITIMER_VIRTUAL, 0.001, 0.001)
+    try:
+        while len(held) < 50:
+            assert lock.take_all(map(sum, repeat(range(20_000), 20))) == [199_990_000] * 20
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+    assert not any(held)
 
 
 def refuse(*arguments: Any) -> None:

@@ -31,8 +31,9 @@ import fcntl
 import os
 import resource
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from types import TracebackType
+from typing import TypeVar
 
 from sqlstream.errors import CacheError
 from sqlstream.process import fork, interrupts
@@ -46,6 +47,8 @@ HIGH_DESCRIPTOR = 4096
 """Above what programs have open, and small enough for the kernel's table of descriptors: 32 KiB."""
 HIGH_RESERVE = 64
 """So many below the process's limit, where that is lower: room for the caches of one process."""
+
+T = TypeVar("T")
 
 _leaked: list[object] = []
 
@@ -101,6 +104,25 @@ class StateLock:
             section.end()
         else:
             section.depth -= 1
+
+    def take_all(self, found: Iterator[T]) -> list[T]:
+        """Return what an iterator that is written in C gives, taken while this is held.
+
+        No bytecode that looks for signals runs meanwhile, so none is put off: that takes longer than to read a row (m).
+        """
+        if os.getpid() != FORKS.pid:
+            notice_fork()
+        section = here.section
+        try:
+            with self._lock:
+                section.depth += 1  # finalizers wait; from here to the end of the lock there is no call of Python's
+                try:
+                    return [*found]
+                finally:
+                    section.depth -= 1
+        finally:
+            if section.late and not section.depth:
+                section.end()
 
     @property
     def is_mine(self) -> bool:

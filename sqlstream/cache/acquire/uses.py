@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Mapping
-from itertools import islice
+from itertools import islice, repeat, starmap
 from typing import NamedTuple
 
 from sqlstream.cache.acquire.owner import Owner
@@ -39,13 +39,13 @@ class UseRules(NamedTuple):
 
 
 class _Noted(NamedTuple):
-    """Uses that were noted together."""
+    """What is to be known of uses beside the objects that were here."""
 
-    num_hits: int
     num_misses: int
-    policy: Policy | None
-    ranks: Mapping[bytes, int | None]
-    keys: Collection[bytes]
+    num_taken_back: int = 0
+    """Hits that were none after all."""
+    policy: Policy | None = None
+    ranks: Mapping[bytes, int | None] = {}
 
 
 class UsageLog:
@@ -62,7 +62,11 @@ class UsageLog:
 
     def after_fork_in_child(self) -> None:
         """The parent tells its own."""
+        self._hits: deque[bytes] = deque()
+        """Objects that were here, by their keys, as often as they were."""
         self._noted: deque[_Noted] = deque()
+        self._noted_policy: Policy | None = None
+        """That of the last uses that were noted."""
         self._num_bypassed: deque[int] = deque()
         """Objects that were read past the cache; they are not worth a transaction of their own."""
         self._num_counting = 0
@@ -90,10 +94,13 @@ class UsageLog:
             num_misses: How many were not here.
             all_ranks: What a policy that looks ahead makes of each use, and maybe of others.
         """
-        ranks: Mapping[bytes, int | None] = {}
+        self._hits.extend(hits)  # most hits leave nothing else: no object that the garbage collector would look at
         if rules.is_order_needed:
             ranks = dict.fromkeys(hits) if all_ranks is None else {key: all_ranks[key] for key in hits}
-        self._noted.append(_Noted(len(hits), num_misses, rules.policy, ranks, hits))
+            self._noted.append(_Noted(num_misses, 0, rules.policy, ranks))
+        elif num_misses or rules.policy is not self._noted_policy:
+            self._noted.append(_Noted(num_misses, 0, rules.policy))
+        self._noted_policy = rules.policy
 
     def note_bypassed(self, num_objects: int) -> None:
         """Count objects that were read past the cache, with whatever transaction works again."""
@@ -101,20 +108,22 @@ class UsageLog:
 
     def take_back(self, num_hits: int) -> None:
         """Uncount hits that were none after all."""
-        self._noted.append(_Noted(-num_hits, 0, None, {}, ()))
+        self._noted.append(_Noted(0, num_hits))
 
     @property
     def is_waiting(self) -> bool:
         """Whether there are any."""
-        return bool(self._noted or self._num_hits or self._num_misses)
+        return bool(self._hits or self._noted or self._num_hits or self._num_misses)
 
     def _gather(self) -> None:
         """Add up what was noted; in a transaction."""
+        num_hits = len(self._hits)  # others note more meanwhile
+        self._num_hits += num_hits
+        self._keys.update(starmap(self._hits.popleft, repeat((), num_hits)))
         while self._noted:
             noted = self._noted.popleft()
-            self._num_hits += noted.num_hits
+            self._num_hits -= noted.num_taken_back
             self._num_misses += noted.num_misses
-            self._keys.update(noted.keys)
             if noted.policy is not None and noted.policy is not self._policy:
                 self._policy, self._ranks = noted.policy, {}
             for key in self._ranks.keys() & noted.ranks:  # in the order of their last use

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress, repeat
-from operator import itemgetter
+from operator import attrgetter, itemgetter, methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -39,6 +39,8 @@ NAMED = ("fingerprint", "src", "base_url", "key_column", "key_problem")
 _LISTED = "SELECT row, objects FROM listed WHERE row IN (SELECT value FROM json_each(?))"
 _CACHE_KIB = 2048  # pages that a reader of rows keeps: random rows take as long with 512 as with 16384 (m)
 _ID_OF = itemgetter(-1)
+_OPEN_OF = attrgetter("_open")
+_CONNECTION_OF = attrgetter("connection")
 _MAX_NAMES = 20  # of columns in a summary; arbitrary: it is read by a person
 MAX_MAPPED_BYTES = 8 << 20
 """Those of 10^6 rows."""
@@ -371,16 +373,25 @@ class Index:
     def _records(self, ids: Sequence[int]) -> tuple[_Open, dict[int, tuple[Any, ...]]]:
         """Return the open file, and what `_SELECT` finds by id; ids without a row are left out."""
         found: dict[int, tuple[Any, ...]] = {}
-        with self._lock:  # no thread closes the file meanwhile
-            opened = self._opened()
-            for start in range(0, len(ids), opened.max_ids):
-                some = ids[start : start + opened.max_ids]
-                try:
-                    records = opened.connection.execute(f"{opened.select} ({', '.join('?' * len(some))})", some).fetchall()
-                except DAMAGE as error:
-                    raise damaged(self.path, error) from error
-                found.update(zip(map(_ID_OF, records), records, strict=True))
+        opened = self._opened()
+        for start in range(0, len(ids), opened.max_ids):
+            some = ids[start : start + opened.max_ids]
+            try:
+                records = self._fetched(f"{opened.select} ({', '.join('?' * len(some))})", some)
+            except DAMAGE as error:
+                raise damaged(self.path, error) from error
+            found.update(zip(map(_ID_OF, records), records, strict=True))
         return opened, found
+
+    def _fetched(self, statement: str, parameters: Sequence[object]) -> list[tuple[Any, ...]]:
+        """Return what a statement finds; where another thread closes the file, it is opened again."""
+        fetched: list[list[tuple[Any, ...]]] = []
+        while not fetched:
+            self._opened()
+            connections = map(_CONNECTION_OF, filter(None, map(_OPEN_OF, (self,))))  # of the file that is open in the lock
+            cursors = map(methodcaller("execute", statement, parameters), connections)
+            fetched = self._lock.take_all(map(sqlite3.Cursor.fetchall, cursors))
+        return fetched[0]
 
     def _positions(self) -> np.ndarray:
         if self._mapped is None:
