@@ -11,9 +11,10 @@ import dis
 import itertools
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import sqlstream
@@ -28,7 +29,7 @@ class HandlerError(Exception):
     """What a handler raises that has to do with no work of ours: a timeout, a preemption."""
 
 
-def _looked_after(code: Any, known: dict[Any, frozenset[int]] = {}) -> frozenset[int]:  # noqa: B006 - a cache
+def _looked_after(code: CodeType, known: dict[CodeType, frozenset[int]] = {}) -> frozenset[int]:  # noqa: B006 - a cache
     """Offsets of the instructions before which Python has looked for signals."""
     if code not in known:
         instructions = list(dis.get_instructions(code))
@@ -36,7 +37,7 @@ def _looked_after(code: Any, known: dict[Any, frozenset[int]] = {}) -> frozenset
         known[code] = frozenset(
             before.argval if "JUMP" in before.opname else after.offset  # a loop goes on where it began
             for before, after in following
-            if before.opname.startswith(LOOKS)
+            if before.opname.startswith(LOOKS) and not before.opname.endswith("NO_INTERRUPT")
         )
     return known[code]
 
@@ -52,29 +53,53 @@ class Injector:
     def __init__(self, nth: int, inside: str | None = None) -> None:
         self._nth = nth
         self._inside = inside
+        self._thread = threading.get_ident()
         self.num_places = 0
 
     def __enter__(self) -> Injector:
-        sys.settrace(self._trace)
+        if sys.version_info >= (3, 12):  # there `settrace` gives no instructions of functions that run already
+            monitoring = sys.monitoring
+            monitoring.use_tool_id(monitoring.DEBUGGER_ID, "Injector")
+            monitoring.register_callback(monitoring.DEBUGGER_ID, monitoring.events.INSTRUCTION, self._monitor)
+            monitoring.set_events(monitoring.DEBUGGER_ID, monitoring.events.INSTRUCTION)
+        else:
+            sys.settrace(self._trace)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        sys.settrace(None)
+        if sys.version_info >= (3, 12):
+            monitoring = sys.monitoring
+            monitoring.set_events(monitoring.DEBUGGER_ID, monitoring.events.NO_EVENTS)
+            monitoring.register_callback(monitoring.DEBUGGER_ID, monitoring.events.INSTRUCTION, None)
+            monitoring.free_tool_id(monitoring.DEBUGGER_ID)
+        else:
+            sys.settrace(None)
+
+    def _counts_in(self, code: CodeType) -> bool:
+        """Return whether the places of a function count."""
+        is_ours = code.co_filename.startswith(PACKAGE) and "/testing/" not in code.co_filename
+        return is_ours and self._inside in (None, code.co_name)
 
     def _trace(self, frame: FrameType, event: str, argument: object) -> Any:
-        if not frame.f_code.co_filename.startswith(PACKAGE) or "/testing/" in frame.f_code.co_filename:
-            return None
-        if self._inside not in (None, frame.f_code.co_name):
+        if not self._counts_in(frame.f_code):
             return None
         frame.f_trace_lines, frame.f_trace_opcodes = False, True
         return self._trace_instruction
 
     def _trace_instruction(self, frame: FrameType, event: str, argument: object) -> Any:
-        if event == "opcode" and frame.f_lasti in _looked_after(frame.f_code):
+        if event == "opcode":
+            self._come_to(frame.f_code, frame.f_lasti)
+        return self._trace_instruction
+
+    def _monitor(self, code: CodeType, offset: int) -> None:
+        if threading.get_ident() == self._thread and self._counts_in(code):
+            self._come_to(code, offset)
+
+    def _come_to(self, code: CodeType, offset: int) -> None:
+        if offset in _looked_after(code):
             self.num_places += 1
             if self.num_places == self._nth:
                 signal.raise_signal(signal.SIGUSR1)
-        return self._trace_instruction
 
 
 @contextlib.contextmanager

@@ -82,7 +82,22 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
         subject, issuer = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)]) for text in (name, "test authority"))
         builder = x509.CertificateBuilder(issuer, subject, public_key, x509.random_serial_number(), now - day, now + day)
         builder = builder.add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
-        if not is_authority:
+        issuer_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
+        builder = builder.add_extension(issuer_key, critical=False)  # Python 3.13 asks for it
+        builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
+        if is_authority:
+            signs = ("digital_signature", "key_cert_sign", "crl_sign")
+            others = (
+                "content_commitment",
+                "key_encipherment",
+                "data_encipherment",
+                "key_agreement",
+                "encipher_only",
+                "decipher_only",
+            )
+            usage = x509.KeyUsage(**dict.fromkeys(signs, True), **dict.fromkeys(others, False))
+            builder = builder.add_extension(usage, critical=True)
+        else:
             addresses = [x509.IPAddress(ipaddress.ip_address(text)) for text in ("127.0.0.1", "8.8.8.8")]
             builder = builder.add_extension(x509.SubjectAlternativeName(addresses), critical=False)
         return builder.sign(authority_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
