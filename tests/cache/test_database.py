@@ -72,7 +72,8 @@ def test_writers_of_two_databases_on_one_file_exclude_each_other(path: Path) -> 
 
 
 def test_a_newer_schema_is_refused_and_left_untouched_to_its_last_byte(path: Path) -> None:
-    Database(path).read("SELECT 1")
+    with contextlib.closing(Database(path)) as database:
+        database.read("SELECT 1")
     with sqlite3.connect(path) as plain:
         plain.execute(f"PRAGMA user_version = {schema.SCHEMA_VERSION + 1}")
     plain.execute("PRAGMA wal_checkpoint(TRUNCATE)")
