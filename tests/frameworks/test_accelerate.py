@@ -114,3 +114,23 @@ def test_a_saved_state_has_that_of_the_loader(tmp_path: Path, num_workers: int) 
     (answer,) = run_ranks(IMPORTS + KEPT, str(tmp_path), str(num_workers), num_ranks=1)
     assert isinstance(answer, dict), answer
     assert answer["is_right"]
+
+
+LEFT = """
+import gc, multiprocessing
+accelerator = Accelerator(cpu=True)
+dataset = StreamingDataset(sys.argv[1], sys.argv[2], index_cols_to_keep=[], show_progress=False)
+loader = accelerator.prepare(StreamingDataLoader(dataset, batch_size=8, num_workers=1, multiprocessing_context="fork"))
+gc.disable()
+for batch in loader:
+    break
+workers = len(multiprocessing.active_children())
+print(json.dumps({"in_dataloader": accelerator.gradient_state.in_dataloader, "workers": workers}))
+"""
+
+
+def test_a_loop_that_is_left_early_ends_its_workers_and_is_no_longer_the_active_one(tmp_path: Path) -> None:
+    """A loader of a validation that is left, say: the training loader around it says when the optimizer steps."""
+    (answer,) = run_ranks(IMPORTS + LEFT, str(make_table(tmp_path, 100)), str(tmp_path / "cache"), num_ranks=1)
+    assert isinstance(answer, dict), answer
+    assert (answer["in_dataloader"], answer["workers"]) == (False, 0)

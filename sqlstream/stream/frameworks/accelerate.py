@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sqlstream.errors import ConfigError
@@ -86,9 +85,10 @@ def destination_of(accelerator: Any, device_placement: bool | None, schedule: Sc
     )
 
 
-@dataclass
 class AcceleratedBatches:
     """A loader's batches, each on its device, taken one ahead: Accelerate steps the optimizer at the last batch in any case.
+
+    A loop that is left ends at once, with its workers, and Accelerate forgets it: the generator does not refer to this object.
 
     Args:
         batches: Torch's iterator: it gives each batch with its position in the run.
@@ -97,14 +97,9 @@ class AcceleratedBatches:
         remainder: Samples of the last global batch without its repeats; 0: it is whole; -1: not known.
     """
 
-    batches: Any
-    loader: Any
-    place: Destination
-    remainder: int
-
-    def __post_init__(self) -> None:
-        """Begin when the first batch is asked for."""
-        self._ahead = self._one_ahead()
+    def __init__(self, batches: Any, loader: Any, place: Destination, remainder: int) -> None:
+        self._batches = batches
+        self._ahead = _one_ahead(batches, loader, place, remainder)
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -113,32 +108,32 @@ class AcceleratedBatches:
         return next(self._ahead)
 
     def __len__(self) -> int:
-        return len(self.batches)
+        return len(self._batches)
 
     def __getattr__(self, name: str) -> Any:
         """Return any other attribute of torch's iterator."""
-        if name in ("batches", "_ahead"):
+        if name in ("_batches", "_ahead"):
             raise AttributeError(name)
-        return getattr(self.batches, name)
+        return getattr(self._batches, name)
 
-    def _one_ahead(self) -> Iterator[Any]:
-        state = importlib.import_module("accelerate.state").GradientState()
-        send: Callable[..., Any] = importlib.import_module("accelerate.utils").send_to_device
-        loader, place = self.loader, self.place
-        nothing: Any = object()
-        loader.end_of_dataloader, loader.remainder = False, self.remainder
-        state._add_dataloader(loader)
-        try:
-            following: Any = next(self.batches, nothing)
-            while following is not nothing:
-                batch, position = following
-                if place.device is not None:
-                    batch = send(batch, place.device, non_blocking=place.non_blocking)
-                following = next(self.batches, nothing)
-                loader.end_of_dataloader = following is nothing
-                yield batch, position
-        finally:
-            state._remove_dataloader(loader)
+
+def _one_ahead(batches: Any, loader: Any, place: Destination, remainder: int) -> Iterator[Any]:
+    state = importlib.import_module("accelerate.state").GradientState()
+    send: Callable[..., Any] = importlib.import_module("accelerate.utils").send_to_device
+    nothing: Any = object()
+    loader.end_of_dataloader, loader.remainder = False, remainder
+    state._add_dataloader(loader)
+    try:
+        following: Any = next(batches, nothing)
+        while following is not nothing:
+            batch, position = following
+            if place.device is not None:
+                batch = send(batch, place.device, non_blocking=place.non_blocking)
+            following = next(batches, nothing)
+            loader.end_of_dataloader = following is nothing
+            yield batch, position
+    finally:
+        state._remove_dataloader(loader)
 
 
 def remainder_of(schedule: Schedule) -> int:
