@@ -16,7 +16,13 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from sqlstream.config import AS_IT_IS, AsItIs, check_at_least
 from sqlstream.errors import ConfigError
 from sqlstream.stream.chain.global_rng import GeneratorLoan
-from sqlstream.stream.frameworks.accelerate import AcceleratedBatches, Destination, destination_of, remainder_of
+from sqlstream.stream.frameworks.accelerate import (
+    AcceleratedBatches,
+    Destination,
+    destination_of,
+    is_copied_by_accelerate,
+    remainder_of,
+)
 from sqlstream.stream.frameworks.lightning import Epochs, HandedOut, LookingAhead
 from sqlstream.stream.iterated import IteratedDataset, default_collate_of, handover_of, join_loader, prepare
 from sqlstream.stream.mixed import MixedDataset
@@ -149,7 +155,7 @@ class StreamingDataLoader(DataLoader[Sample]):
             pin_memory_device=pin_memory_device,
         )
         if has_own and schedule.steps.batches is not None and schedule.steps.batches.is_even and schedule.refit is None:
-            object.__setattr__(self, "batch_size", batch_size)  # for who asks; torch sets it once
+            self.__dict__["batch_size"] = batch_size  # for who asks; torch sets it once
 
     def __iter__(self) -> _BaseDataLoaderIter:
         """Begin the next epoch, or go on where a state said.
@@ -211,6 +217,19 @@ class StreamingDataLoader(DataLoader[Sample]):
     def _expect_held(self, num_held: int) -> None:
         """Have the paths of so many batches more stay valid."""
         self.dataset.expect_batches(replace(self._batch_options, num_held=num_held))
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples of a batch of this rank; None: it differs by bucket, or samples come one by one.
+
+        To Accelerate, which makes a plain DataLoader of what this one says, None for all datasets that give whole batches.
+        """
+        is_whole = self._batch_options.are_whole and is_copied_by_accelerate()
+        return None if is_whole else self.__dict__["batch_size"]
+
+    @batch_size.setter
+    def batch_size(self, value: int | None) -> None:
+        self.__dict__["batch_size"] = value  # Lightning looks there for the arguments of a loader that it makes anew
 
     @property
     def _is_accelerate_prepared(self) -> bool:

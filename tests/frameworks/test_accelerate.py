@@ -134,3 +134,28 @@ def test_a_loop_that_is_left_early_ends_its_workers_and_is_no_longer_the_active_
     (answer,) = run_ranks(IMPORTS + LEFT, str(make_table(tmp_path, 100)), str(tmp_path / "cache"), num_ranks=1)
     assert isinstance(answer, dict), answer
     assert (answer["in_dataloader"], answer["workers"]) == (False, 0)
+
+
+SKIPPED = """
+from accelerate import skip_first_batches
+from sqlstream import Buckets
+num_workers = int(sys.argv[3])
+batches = Buckets("length(\\"index\\")", global_batch_size=4)
+dataset = StreamingDataset(sys.argv[1], sys.argv[2], batches=batches, shuffle_seed=4, show_progress=False)
+loader = StreamingDataLoader(dataset, num_workers=num_workers, multiprocessing_context="fork" if num_workers else None)
+rows = [[batch["__row__"].tolist() for batch in loader] for epoch in range(2)]
+loader.set_epoch(1)
+rest = [batch["__row__"].tolist() for batch in skip_first_batches(loader, 3)]
+print(json.dumps({"rest": rest, "expected": rows[1][3:], "batch_size": loader.batch_size}))
+"""
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_batches_of_one_bucket_are_skipped_as_a_trainer_does(tmp_path: Path, num_workers: int) -> None:
+    """A Hugging Face Trainer that goes on from a checkpoint makes a plain DataLoader of what the loader says of itself."""
+    (answer,) = run_ranks(
+        IMPORTS + SKIPPED, str(make_table(tmp_path, 200)), str(tmp_path / "cache"), str(num_workers), num_ranks=1
+    )
+    assert isinstance(answer, dict), answer
+    assert answer["rest"] == answer["expected"]
+    assert answer["batch_size"] == 4

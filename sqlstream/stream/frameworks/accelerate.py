@@ -49,6 +49,11 @@ def check_not_sharded_again(schedule: Schedule) -> None:
         frame = frame.f_back  # type: ignore[assignment]  # None at the end
 
 
+def is_copied_by_accelerate() -> bool:
+    """Return whether Accelerate wants the value that is asked for: `skip_first_batches` makes a plain DataLoader of them."""
+    return sys._getframe(2).f_globals.get("__name__") == "accelerate.data_loader"
+
+
 class Destination(NamedTuple):
     """The device on which Accelerate wants batches."""
 
