@@ -12,6 +12,7 @@ from sqlstream.config import DEFAULT_PREFETCH, SampleOptions, word_of
 from sqlstream.errors import ConfigError
 from sqlstream.order import ScheduleType
 from sqlstream.stream.dataset import StreamingDataset
+from sqlstream.stream.frameworks.plain_loader import warn_of_length, warn_of_ranks
 from sqlstream.stream.iterated import IteratedDataset, default_collate_of
 from sqlstream.stream.mixed_pipeline import MixedPipeline
 from sqlstream.stream.mixed_streams import Leaf, StreamSpec, open_leaves
@@ -251,7 +252,10 @@ class MixedDataset(IteratedDataset):
 
     def __len__(self) -> int:
         """Return the rows of all streams; UnknownLengthError while a lazy one does not know how many its filter keeps."""
-        return sum(len(leaf.dataset) for leaf in self._leaves)
+        num_rows, given = sum(len(leaf.dataset.index) for leaf in self._leaves), self._pipeline.engines.warnings
+        warn_of_ranks(lambda: self._schedule.world, given)
+        warn_of_length(num_rows, self._schedule, given)
+        return num_rows
 
     def __getitem__(self, index: Any) -> Any:
         """Return row `index`, counted over the streams in their order; or `mixed["code", 5]`: row 5 of a stream.

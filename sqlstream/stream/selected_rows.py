@@ -24,7 +24,7 @@ from sqlstream.index.types.arrow import schema_of, table_of
 from sqlstream.index.weights import weights_of_part
 from sqlstream.storage.base.urls import is_remote
 from sqlstream.stream.engine.row_source import RowSource
-from sqlstream.stream.frameworks.plain_loader import warn_of_ranks, warn_of_workers
+from sqlstream.stream.frameworks.plain_loader import warn_of_length, warn_of_ranks
 from sqlstream.stream.options import DatasetOptions
 from sqlstream.stream.orders import open_order, open_schedule, warn_of_reading_again
 from sqlstream.stream.pipeline import Pipeline
@@ -61,8 +61,7 @@ class SelectedRows:
         given = self._pipeline.engines.warnings
         warn_of_ranks(lambda: self._schedule.world, given)
         num_rows = len(self.index)
-        if self._schedule.steps.batch_size is None and self._schedule.steps.batches is None:
-            warn_of_workers(num_rows, self._schedule.samples_of_workers, given)
+        warn_of_length(num_rows, self._schedule, given)
         return num_rows
 
     def __getitem__(self, index: Any) -> Any:

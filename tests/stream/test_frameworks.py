@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader, IterableDataset
 
-from sqlstream import StreamingDataLoader, StreamingDataset
+from sqlstream import MixedDataset, StreamingDataLoader, StreamingDataset
 from sqlstream.errors import ConfigError
 from sqlstream.world import World
 from tests.stream.tables import make_table, rows_of
@@ -135,3 +135,24 @@ def test_a_plain_loader_on_several_ranks_is_told_once_what_its_length_is(
     assert len(caplog.messages) == 1
     assert "dataset.num_steps(batch_size)" in caplog.messages[0]
     assert "StreamingDataLoader" in caplog.messages[0]
+
+
+@pytest.mark.parametrize(
+    ("epoch_size", "effect"), [(100, "leaves rows out"), (20, "resumes at another place"), (50, None), (None, None)]
+)
+@pytest.mark.parametrize("kind", ["single", "mixture"])
+def test_a_plain_loader_over_epochs_of_another_size_than_its_rows_is_told_once(
+    kind: str, epoch_size: int | None, effect: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A Trainer that makes its own loader stops each epoch after `len()`, and counts by it when it goes on."""
+    options: dict[str, Any] = {"batch_size": 4, "epoch_size": epoch_size}
+    if kind == "single":
+        dataset: Any = StreamingDataset(make_table(tmp_path, 50), tmp_path / "cache", show_progress=False, **options)
+    else:
+        parts = [StreamingDataset(make_table(tmp_path, size), tmp_path / "cache", show_progress=False) for size in (30, 20)]
+        dataset = MixedDataset(parts, **options)
+    with dataset:
+        loader = DataLoader(dataset, 4, num_workers=2, collate_fn=rows_of)
+        assert len(loader) == len(loader) == 13
+    assert len(caplog.messages) == (effect is not None)
+    assert all(str(effect) in message and "give the dataset batch_size" not in message for message in caplog.messages)

@@ -11,6 +11,8 @@ from types import FrameType
 from torch.utils.data import get_worker_info
 
 from sqlstream.config import DEFAULT_RETAINED
+from sqlstream.errors import ConfigError, UnknownLengthError
+from sqlstream.stream.run.schedule import Schedule
 from sqlstream.world import World
 
 logger = logging.getLogger(__name__)
@@ -43,27 +45,39 @@ def warn_of_ranks(read_world: Callable[[], World], given: set[str]) -> None:
         )
 
 
-def warn_of_workers(num_rows: int, shares: Callable[[int], Sequence[int]], given: set[str]) -> None:
-    """Warn, if a plain loader asks, that its workers give more batches than it counts: each ends with an incomplete one.
+def warn_of_length(num_rows: int, schedule: Schedule, given: set[str]) -> None:
+    """Warn, if a plain loader asks, that it counts other batches in an epoch than it gives.
 
     Args:
         num_rows: Rows of the dataset, by which it counts.
-        shares: Returns the samples of an epoch that each of so many workers makes.
+        schedule: The order of the dataset, which may take another number of samples, or end each worker's share in between.
         given: Warnings that this process has given.
     """
     frame = _loader_frame()
     loader = None if frame is None else frame.f_locals.get("self")
     batch_size, num_workers = getattr(loader, "batch_size", None), getattr(loader, "num_workers", 0)
-    if not batch_size or num_workers < 2 or getattr(loader, "drop_last", True):
+    if not batch_size or schedule.is_endless or schedule.world.world_size > 1:  # of several ranks there is another warning
         return
-    num_counted, num_given = (sum(-(-share // batch_size) for share in some) for some in ([num_rows], shares(num_workers)))
-    if num_given > num_counted:
-        warn_once(
-            given,
-            "len() of a plain DataLoader is %d, and its %d workers give %d batches, so a trainer that stops after len() leaves "
-            "rows out: give the dataset batch_size=%d, or use sqlstream.StreamingDataLoader",
-            *(num_counted, num_workers, num_given, batch_size),
-        )
+    is_dropping = bool(getattr(loader, "drop_last", False))
+    try:
+        shares, alone = (schedule.samples_of_workers(number) for number in (max(1, num_workers), 1))
+    except (ConfigError, UnknownLengthError):
+        return  # it says so as it is iterated, or has no length
+    counted, made, without_workers = (_num_batches(some, batch_size, is_dropping) for some in ([num_rows], shares, alone))
+    if made == counted:
+        return
+    cure = f"give the dataset batch_size={batch_size}, or use" if without_workers == counted else "use"
+    effect = "leaves rows out" if made > counted else "counts epochs as longer than they are, and resumes at another place"
+    warn_once(
+        given,
+        "len() of a plain DataLoader is %d, by the rows, and it gives %d batches an epoch (num_workers=%d), so a trainer that "
+        "goes by len() %s: %s sqlstream.StreamingDataLoader",
+        *(counted, made, num_workers, effect, cure),
+    )
+
+
+def _num_batches(shares: Sequence[int], batch_size: int, is_dropping: bool) -> int:
+    return sum(share // batch_size if is_dropping else -(-share // batch_size) for share in shares)
 
 
 def warn_of_paths(may_warn: Callable[[], bool] | None, given: set[str]) -> None:
