@@ -96,6 +96,11 @@ class BucketLanes:
         """All lanes have one size."""
         return self.batches.is_even
 
+    @property
+    def has_equal_epochs(self) -> bool:
+        """All epochs have as many steps: no lanes are carried into the next one."""
+        return self.batches.has_equal_epochs
+
     def name_of(self, bucket: int) -> str:
         """Return what names a bucket."""
         return self.batches.name_of(bucket)

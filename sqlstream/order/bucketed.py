@@ -169,6 +169,11 @@ class Bucketed:
         sizes = self.step_size if self.is_even else blake2b(self._batches.tobytes(), digest_size=8).hexdigest()
         return f"batches of {sizes}{'' if self.leftovers == 'carry' else f', leftovers {self.leftovers}'}"
 
+    @property
+    def has_equal_epochs(self) -> bool:
+        """All epochs have as many steps: no rows are carried into the next one."""
+        return self.leftovers != "carry"
+
     def num_positions(self, epoch: int) -> int:
         """Return the positions of an epoch: whole steps, some more or fewer than in others."""
         return self._steps.epoch(epoch).num_steps * self.step_size

@@ -154,6 +154,10 @@ class StreamPlaces(NamedTuple):
 class UnevenEpochs(Order, Protocol):
     """An order whose epochs may have different numbers of positions."""
 
+    @property
+    def has_equal_epochs(self) -> bool:
+        """All epochs have as many, as long as no weights change."""
+
     def places_of_draws(self, draws: Int64Array) -> StreamPlaces:
         """Return where draws are, counted over all epochs: [n]."""
 

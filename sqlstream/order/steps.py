@@ -8,7 +8,7 @@ from typing import Protocol
 
 from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError, StateError
-from sqlstream.order.order import Order
+from sqlstream.order.order import Order, UnevenEpochs
 from sqlstream.order.partition import Partition, Tail, UnevenSteps
 from sqlstream.order.permute import Int64Array
 from sqlstream.world import World
@@ -32,6 +32,10 @@ class OwnBatches(Protocol):
     @property
     def is_even(self) -> bool:
         """All batches have one size."""
+
+    @property
+    def has_equal_epochs(self) -> bool:
+        """All epochs have as many steps, as long as no weights change."""
 
     def name_of(self, bucket: int) -> str:
         """Return what names a bucket."""
@@ -71,6 +75,13 @@ class Steps:
     def global_batch_size(self) -> int | None:
         """Positions of a step of an order that is made of batches: samples of the largest one; None: it is not."""
         return None if self.batches is None else self.batches.step_size
+
+    @property
+    def has_equal_epochs(self) -> bool:
+        """All epochs have as many steps, as long as no weights change."""
+        if self.batches is not None:
+            return self.batches.has_equal_epochs
+        return not isinstance(self.order, UnevenEpochs) or self.order.has_equal_epochs
 
     def num_samples(self, epoch: int) -> int:
         """Return the samples of an epoch, as far as each position gives one."""

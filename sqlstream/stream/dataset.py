@@ -320,6 +320,9 @@ class StreamingDataset(SelectedRows, IteratedDataset):
             return collate_packs
         return PaddingCollate() if isinstance(batches, Buckets) and batches.pads else None
 
+    def _has_equal_epochs(self) -> bool:
+        return self._pipeline.options.refresh is None and super()._has_equal_epochs()
+
     def _prepare(self) -> None:
         refresh_rows(self._pipeline, self._schedule)
 

@@ -111,6 +111,10 @@ class IteratedDataset(IterableDataset[Sample]):
         """Return what makes batches of these samples where the user says nothing; None: torch's default."""
         return None
 
+    def _has_equal_epochs(self) -> bool:
+        """Return whether all epochs have as many steps, as long as no weights change."""
+        return self._schedule.steps.has_equal_epochs
+
     def _prepare(self) -> None:
         """Prepare for the next iteration, in the trainer, before its workers start."""
 
@@ -227,6 +231,11 @@ class IteratedDataset(IterableDataset[Sample]):
 def prepare(dataset: IteratedDataset) -> None:
     """Prepare a dataset for its next iteration, in the trainer."""
     dataset._prepare()
+
+
+def has_equal_epochs(dataset: IteratedDataset) -> bool:
+    """Return whether the length of one epoch of a dataset is that of all."""
+    return dataset._has_equal_epochs()
 
 
 def default_collate_of(dataset: IteratedDataset) -> Callable[[list[Any]], Any] | None:

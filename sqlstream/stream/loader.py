@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, default_collate, get_worker_info
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from sqlstream.config import AS_IT_IS, AsItIs, check_at_least
-from sqlstream.errors import ConfigError
+from sqlstream.errors import ConfigError, UnknownLengthError
 from sqlstream.stream.chain.global_rng import GeneratorLoan
 from sqlstream.stream.frameworks.accelerate import (
     AcceleratedBatches,
@@ -23,8 +23,15 @@ from sqlstream.stream.frameworks.accelerate import (
     is_copied_by_accelerate,
     remainder_of,
 )
-from sqlstream.stream.frameworks.lightning import Epochs, HandedOut, LookingAhead
-from sqlstream.stream.iterated import IteratedDataset, default_collate_of, handover_of, join_loader, prepare
+from sqlstream.stream.frameworks.lightning import Epochs, HandedOut, LookingAhead, is_asked_by_lightning
+from sqlstream.stream.iterated import (
+    IteratedDataset,
+    default_collate_of,
+    handover_of,
+    has_equal_epochs,
+    join_loader,
+    prepare,
+)
 from sqlstream.stream.mixed import MixedDataset
 from sqlstream.stream.mixture.mixture_run import PlannedStep
 from sqlstream.stream.run.delivery import Delivery
@@ -254,7 +261,9 @@ class StreamingDataLoader(DataLoader[Sample]):
         return f"{type(self).__name__}({self.dataset!r}, batch_size={self.batch_size}, num_workers={self.num_workers})"
 
     def __len__(self) -> int:
-        """Return the batches of this rank in an epoch."""
+        """Return the batches of this rank in an epoch; Lightning, which asks once, is told none where epochs differ."""
+        if is_asked_by_lightning() and not has_equal_epochs(self.dataset):
+            raise UnknownLengthError("epochs differ in length, and Lightning ends all of them after the length of one")
         return self.dataset.schedule.num_steps
 
     def set_epoch(self, epoch: int) -> None:

@@ -14,7 +14,14 @@ lightning = pytest.importorskip("lightning")
 
 import torch  # noqa: E402 - behind the look for Lightning
 
-from sqlstream import MixedDataset, MultiStreamDataLoader, StreamingDataLoader, StreamingDataset, StreamOptions  # noqa: E402
+from sqlstream import (  # noqa: E402
+    Buckets,
+    MixedDataset,
+    MultiStreamDataLoader,
+    StreamingDataLoader,
+    StreamingDataset,
+    StreamOptions,
+)
 from tests.stream.mixtures import EPOCH_SIZE, WEIGHTS, streams_of  # noqa: E402
 from tests.stream.tables import make_table  # noqa: E402
 
@@ -340,3 +347,21 @@ def test_streams_with_batches_of_their_own_give_all_their_epochs(tmp_path: Path,
     for num_taken in (3, 8, 12, 16) if saving is saving_steps else (8, 16):
         start = tmp_path / f"step={num_taken}.ckpt"
         assert taken(make, saving(tmp_path / "rest"), start) == whole[num_taken:]
+
+
+@SAVING
+def test_epochs_of_different_lengths_come_whole(tmp_path: Path, saving: Any) -> None:
+    """Lightning asks for the length of one epoch, and would end all of them there."""
+
+    def make() -> StreamingDataLoader:
+        batches = Buckets('length("index")', global_batch_size=4)  # of 10 and 40 rows: 12 or 13 batches an epoch
+        return StreamingDataLoader(table_of(tmp_path, shuffle_seed=1, batches=batches), collate_fn=rows_of)
+
+    loader = make()
+    epochs = [[batch["rows"] for batch in loader] for _ in range(3)]
+    assert len({len(epoch) for epoch in epochs}) == 2
+    whole = taken(make, saving(tmp_path), validation=make())
+    assert [batch["rows"] for batch in whole] == [rows for epoch in epochs for rows in epoch]
+    ends = [len(epochs[0]), len(epochs[0]) + len(epochs[1])]
+    for num_taken in (2, ends[0] - 1, *ends, ends[1] + 1) if saving is saving_steps else ends:
+        assert taken(make, saving(tmp_path / "rest"), tmp_path / f"step={num_taken}.ckpt") == whole[num_taken:]

@@ -164,6 +164,11 @@ class Packed:
         parts = "" if self.num_parts == 1 else f", {self.num_parts} parts"
         return f"{text_of_packs(self.capacity, self.max_rows, self.on_long)}{parts}, {self.rows.digest}"
 
+    @property
+    def has_equal_epochs(self) -> bool:
+        """All epochs have as many packs: each row comes once in each."""
+        return self.weights is None or self.weights.of_epoch(0) is None
+
     def num_positions(self, epoch: int) -> int:
         """Return the packs of an epoch."""
         return self._epoch(epoch).num_packs
