@@ -42,6 +42,7 @@ from sqlstream.stream.run.shares import ShareProgress
 from sqlstream.stream.transport.packed_collate import PackedCollate, batch_of
 from sqlstream.transforms.base import Sample
 from sqlstream.transforms.optional import PILLOW, import_ahead
+from sqlstream.world import World
 
 
 class StreamingDataLoader(DataLoader[Sample]):
@@ -138,7 +139,8 @@ class StreamingDataLoader(DataLoader[Sample]):
         self.pack_bytes = pack_bytes
         self._packing: PackedCollate | None = None
         self._accelerated: Destination | None = None
-        self._num_renewed = dataset.schedule.num_renewed
+        self._made_of: tuple[int, World] | None = None
+        """What its workers have: how often rows were renewed, and the place in the job; None: it has begun no iteration."""
         self._announcement = 0
         """Number under which its workers read where they begin; 0: there are none."""
         self._epochs = Epochs()
@@ -181,9 +183,9 @@ class StreamingDataLoader(DataLoader[Sample]):
         if fetcher.most_held:
             self._expect_held(fetcher.most_held)
         prepare(self.dataset)
-        has_other_rows = self._num_renewed != schedule.num_renewed  # than its workers, also where another loader saw it first
-        self._num_renewed = schedule.num_renewed
-        if (has_other_rows or schedule.needs_new_workers) and self._iterator is not None:
+        made_of = schedule.num_renewed, schedule.world  # another loader may have renewed the rows, a process group come or gone
+        is_other, self._made_of = made_of != self._made_of, made_of
+        if (is_other or schedule.needs_new_workers) and self._iterator is not None:
             self._iterator._shutdown_workers()  # type: ignore[attr-defined]  # one of torch's, with workers
             self._iterator = None
         if self.num_workers and self._iterator is None:  # workers that go on know the number

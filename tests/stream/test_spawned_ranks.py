@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,16 @@ def train(rank: int, loader: StreamingDataLoader, directory: str) -> None:
     dist.destroy_process_group()
 
 
-def batches_of_ranks(loader: StreamingDataLoader, directory: Path) -> list[list[list[int]]]:
+def train_late(rank: int, loader: StreamingDataLoader, directory: str) -> None:
+    """Be a rank that takes an epoch before it joins the group, and with the same workers one behind it."""
+    assert sum(len(batch["__row__"]) for batch in loader) == NUM_ROWS, "it is alone"
+    train(rank, loader, directory)
+    assert sum(len(batch["__row__"]) for batch in loader) == NUM_ROWS, "it is alone again"
+
+
+def batches_of_ranks(
+    loader: StreamingDataLoader, directory: Path, train: Callable[[int, StreamingDataLoader, str], None] = train
+) -> list[list[list[int]]]:
     spawn(train, args=(loader, str(directory)), nprocs=NUM_RANKS)  # type: ignore[no-untyped-call]  # torch's
     return [json.loads((directory / f"{rank}.json").read_text()) for rank in range(NUM_RANKS)]
 
@@ -43,6 +53,17 @@ def test_each_rank_takes_its_own_share(num_workers: int, context: str | None, tm
         whole = [batch["__row__"].tolist() for batch in StreamingDataLoader(dataset, batch_size=4 * NUM_RANKS)]
     assert [len(batches) for batches in found] == [NUM_ROWS // 4 // NUM_RANKS] * NUM_RANKS
     assert [sorted(chain(*step)) for step in zip(*found, strict=True)] == [sorted(step) for step in whole]
+
+
+def test_persistent_workers_have_the_place_of_their_trainer(tmp_path: Path) -> None:
+    """A process group may be made, and be gone, between two epochs."""
+    with opened(tmp_path) as dataset:
+        loader = StreamingDataLoader(
+            dataset, batch_size=4, num_workers=1, multiprocessing_context="fork", persistent_workers=True
+        )
+        found = batches_of_ranks(loader, tmp_path, train_late)
+    assert [len(batches) for batches in found] == [NUM_ROWS // 4 // NUM_RANKS] * NUM_RANKS
+    assert sorted(chain(*chain(*found))) == list(range(NUM_ROWS))
 
 
 def test_the_batches_of_buckets_are_dealt_out_to_the_ranks(tmp_path: Path) -> None:
