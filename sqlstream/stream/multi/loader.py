@@ -160,6 +160,7 @@ class MultiStreamDataLoader:
         """Held while an iteration begins, and while a batch is waited for: torch's iterators have one thread at a time."""
         self._fetcher = LookingAhead()
         """The caller that has iterated it last."""
+        self._world: World | None = None  # of the last iteration
         self._running: _CountedSteps | None = None
         """The iteration that goes on when the loader is iterated again."""
 
@@ -177,6 +178,8 @@ class MultiStreamDataLoader:
             if self._running is not None and self._run.is_over:  # its loop has counted batches, and not asked for the end
                 self._run.note_end()
                 self._stop()
+            if self._world != self.world:  # a process group has come or gone: workers that run have the place of then
+                self._iterator, self._world = None, self.world
             if self._running is None or self._running.handed.has_held:
                 self._running = self._begin(fetcher.most_held)
             self._running.handed.fetcher = fetcher
