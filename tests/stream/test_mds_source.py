@@ -169,6 +169,18 @@ def test_an_index_file_whose_length_the_server_does_not_say_is_no_table(
         assert list(map(values, dataset)) == expected("mds/plain.expected.json")["samples"]
 
 
+@pytest.mark.parametrize("options", [{}, {"lazy_index_chunk_size": 1}], ids=["built", "lazy"])
+@pytest.mark.parametrize("shards", ["members", "whole"])
+def test_a_shard_whose_length_only_the_index_says_is_read(
+    options: dict[str, Any], shards: str, server: FaultyHttpServer, tmp_path: Path
+) -> None:
+    src = serve(server, "plain")
+    for path in [path for path in server.objects if path.endswith(".mds")]:
+        server.script(path, always=FaultyAnswer(fault=Fault.NO_LENGTH))
+    with opened(src, tmp_path, shards=shards, **options) as dataset:
+        assert list(map(values, dataset)) == expected("mds/plain.expected.json")["samples"]
+
+
 def test_a_json_table_of_a_server_that_says_no_length_is_still_a_table(server: FaultyHttpServer, tmp_path: Path) -> None:
     server.objects["/rows.json"] = b'[{"a": 1}, {"a": 2}]'
     server.script("/rows.json", always=FaultyAnswer(fault=Fault.NO_LENGTH))

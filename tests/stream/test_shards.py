@@ -28,7 +28,7 @@ from sqlstream.errors import (
     SourceError,
 )
 from sqlstream.index.build.shards import ShardIndex
-from sqlstream.testing.servers import FaultyHttpServer
+from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer
 from sqlstream.transforms.base import Sample
 from tests.processes import ROOT
 from tests.stream.shards import content, opened, ranges, samples, serve, tar_of
@@ -415,3 +415,14 @@ def test_a_predownload_transform_sees_sizes_and_may_leave_parts_out(server: Faul
     assert [sample["cls"] for sample in dataset] == [b"0", b"1", b"2", b"3"]
     assert seen == [300_000, 300_001, 300_002, 300_003]
     assert max(ranges(server, 0)[before:]) < 300_000
+
+
+@pytest.mark.parametrize("options", [{}, {"lazy_index_chunk_size": 1}], ids=["built", "lazy"])
+@pytest.mark.parametrize("shards", UNITS)
+def test_a_shard_whose_length_the_server_does_not_say_is_an_error_with_the_cure(
+    options: dict[str, Any], shards: str, server: FaultyHttpServer, tmp_path: Path
+) -> None:
+    serve(server, 2, 4)
+    server.script("/data/s-000.tar", always=FaultyAnswer(fault=Fault.NO_LENGTH))
+    with pytest.raises(SourceError, match=r"s-000\.tar: the server does not say its length.* Content-Length"):
+        opened(f"{server.url}/data/s-{{000..001}}.tar", tmp_path, shards=shards, **options)

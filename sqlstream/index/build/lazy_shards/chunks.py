@@ -25,7 +25,7 @@ from sqlstream.index.file.found import Found, FoundChunks
 from sqlstream.index.file.room import IndexRoom, RoomyReader
 from sqlstream.index.file.workplace import Workplace, workplace
 from sqlstream.index.sources.base.access import indexed_file, leaves_out, named_errors, stat_file
-from sqlstream.index.sources.base.byte_source import RemoteBytes
+from sqlstream.index.sources.base.byte_source import RemoteBytes, known_size
 from sqlstream.index.sources.plan.parts import ShardPart, SourcePart, innermost, missing_shard, over
 from sqlstream.index.sources.shards.by_name import says_compressed
 from sqlstream.index.sources.shards.layout import KeepsShards, Scratch
@@ -152,13 +152,9 @@ class ShardChunks:
         file = self.file(number)
         if urls.is_command(file.url):
             return ChunkPlace(file=file, spans=(), version=file.content, is_shard=True, unpack=Unpack(""))
-        if file.size_bytes is None:
-            raise SourceError(
-                f"{urls.redact(file.url)}: the server does not say its length, which a lazy index needs: leave "
-                "lazy_index_chunk_size out"
-            )
+        num_bytes = known_size(file)
         unpack = self._packings.get(number)
-        spans = () if unpack is not None else ((0, file.size_bytes),)
+        spans = () if unpack is not None else ((0, num_bytes),)
         return ChunkPlace(file=file, spans=spans, version=file.etag or file.content, is_shard=True, unpack=unpack)
 
     def read(self, number: int, files: Sequence[Path], store: ChunkStore) -> pa.RecordBatch:
@@ -417,6 +413,8 @@ class ShardChunks:
                     f"{urls.redact(file.url)} has {file.size_bytes} bytes, and the index of its source says "
                     f"{named.size_bytes}: one of them is of another version"
                 )
+            if file.size_bytes is None:  # a server that does not say it is compared with the index as bytes come
+                file = replace(file, size_bytes=named.size_bytes)
             self._versions[number] = file
         if self._may_be_packed(number) and file.size_bytes is not None:
             with named_errors(file.url):

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from sqlstream.errors import SourceError
 from sqlstream.index.sources.base.access import reader_for
 from sqlstream.index.types.models import SourceFile
 from sqlstream.storage.base import urls
@@ -57,17 +58,33 @@ class LocalBytes:
         return pa.memory_map(str(self._path)) if is_mapped else pa.OSFile(str(self._path), "r")
 
 
+def known_size(file: SourceFile) -> int:
+    """Return the bytes of a remote file of which parts are to be read.
+
+    Raises:
+        SourceError: The server does not say it.
+    """
+    if file.size_bytes is None:
+        raise SourceError(
+            f"{urls.redact(file.url)}: the server does not say its length, without which no part of it can be read: have it "
+            "sent with a Content-Length (not in chunks, nor compressed on the way), or read a copy"
+        )
+    return file.size_bytes
+
+
 class RemoteBytes:
     """A remote file, of one version; each read is a request.
 
     Args:
-        file: Its size is known.
+        file: It.
         remote: Reads it.
+
+    Raises:
+        SourceError: Its size is not known.
     """
 
     def __init__(self, file: SourceFile, remote: RemoteReader) -> None:
-        assert file.size_bytes is not None
-        self.size_bytes = file.size_bytes
+        self.size_bytes = known_size(file)
         self._url = file.url
         self._reader = reader_for(remote, file.access)
 
