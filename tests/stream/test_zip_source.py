@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sqlstream import StreamingDataset
-from sqlstream.errors import DamagedMemberError, SchemaError, SourceError
+from sqlstream.errors import DamagedMemberError, DamagedShardError, SchemaError, SourceError
 from sqlstream.storage.members.names import split_name
 from sqlstream.testing.servers import FaultyHttpServer
 from tests.goldens import FIXTURES, expected
@@ -65,6 +65,20 @@ def test_every_golden_is_read_as_zipfile_reads_it(server: FaultyHttpServer, tmp_
 def test_what_cannot_be_read_safely_is_a_named_error(name: str, tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=name.replace(".", r"\.")):
         list(opened(ZIP / name, tmp_path))
+
+
+def test_names_that_differ_in_case_alone_are_one_part_twice_and_equal_names_are_one_member(tmp_path: Path) -> None:
+    members = [("a.JPG", b"first"), ("b.jpg", b"other"), ("a.jpg", b"second")]
+    with zipfile.ZipFile(tmp_path / "cases.zip", "w") as archive:
+        for name, data in members:
+            archive.writestr(name, data)
+    with pytest.raises(DamagedShardError, match=r"cases\.zip has 'a\.jpg' beside 'a\.JPG'.* rename"):
+        opened(str(tmp_path / "cases.zip"), tmp_path)
+    with zipfile.ZipFile(tmp_path / "same.zip", "w") as archive:
+        archive.writestr("a.jpg", b"first")
+        with pytest.warns(UserWarning, match="Duplicate name"):
+            archive.writestr("a.jpg", b"second")
+    assert [sample["jpg"] for sample in opened(str(tmp_path / "same.zip"), tmp_path)] == [b"second"]
 
 
 def test_s3_a_damaged_member_fails_alone(tmp_path: Path) -> None:

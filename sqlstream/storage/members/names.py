@@ -84,11 +84,7 @@ def group(members: Iterable[Member], shard: str = "") -> Iterator[tuple[str, dic
                     yield key, sample
                 key, sample = split[0], {}
             if split[1] in sample or split[1] in _TAKEN:
-                first = "WebDataset's own field" if split[1] in _TAKEN else f"{sample[split[1]].name!r}"
-                raise DamagedShardError(
-                    f"{shard or 'a shard'} has {member.name!r} beside {first}, and a sample has one part of each extension: "
-                    "rename or remove one of them"
-                )
+                raise twice(shard, member.name, None if split[1] in _TAKEN else sample[split[1]].name)
             sample[split[1]] = member
     except DamagedShardError as error:
         if key is not None and ends_before(key, error):
@@ -96,6 +92,21 @@ def group(members: Iterable[Member], shard: str = "") -> Iterator[tuple[str, dic
         raise
     if key is not None:
         yield key, sample
+
+
+def twice(shard: str, name: str, first: str | None) -> DamagedShardError:
+    """Return the error of a shard in which a sample has an extension twice.
+
+    Args:
+        shard: Its URL for messages, without credentials.
+        name: The second member.
+        first: The first one; None: it is a field that WebDataset puts into samples.
+    """
+    beside = "WebDataset's own field" if first is None else repr(first)
+    return DamagedShardError(
+        f"{shard or 'a shard'} has {name!r} beside {beside}, and a sample has one part of each extension: rename or remove one of "
+        "them"
+    )
 
 
 def ends_before(key: str, damage: DamagedShardError) -> bool:

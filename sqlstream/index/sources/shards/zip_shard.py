@@ -78,7 +78,7 @@ class ZipShard(MembersAreBytes):
                 described = [member for member in members.values() if METADATA.fullmatch(member.name)]
                 samples = _described(described, members, source, name, scratch.path)
             else:
-                samples = _grouped(found, self.label_column, scratch.folder)
+                samples = _grouped(found, self.label_column, scratch.folder, name)
             if not self.index_members:
                 return samples
             return with_values(samples, self.index_members, _contents(samples, self.index_members, source, name), name)
@@ -127,11 +127,11 @@ def _contents(samples: ShardSamples, wanted: Sequence[str], source: ShardBytes, 
     return {place: _content(found[place]._replace(data=data), shard) for place, data in zip(places, read, strict=True)}
 
 
-def _grouped(members: ZipMembers, label_column: str | None, folder: Path) -> ShardSamples:
+def _grouped(members: ZipMembers, label_column: str | None, folder: Path, shard: str) -> ShardSamples:
     """Return a sample for each name without extension, in the order of the directory."""
     found = _neighbours(members, folder)
     if found is None:
-        found = _scattered(members)
+        found = _scattered(members, shard)
     labels = None
     if label_column is not None:
         load_pandas()
@@ -185,12 +185,19 @@ def _neighbours(members: ZipMembers, folder: Path) -> _Grouped | None:
     return _Grouped(found, parts.built()) if are_unique(hashes) else None
 
 
-def _scattered(members: ZipMembers) -> _Grouped:
-    """Return samples whose members are anywhere."""
+def _scattered(members: ZipMembers, shard: str) -> _Grouped:
+    """Return samples whose members are anywhere.
+
+    Raises:
+        DamagedShardError: A sample has an extension twice, but for its case: of members of one name the last is taken.
+    """
     samples: dict[str, dict[str, SamplePart]] = {}
     for member in members:
         if not _is_hidden(member.name) and (split := names.split_name(member.name)) is not None:
-            samples.setdefault(split[0], {})[sys.intern(split[1])] = _part(member)
+            parts = samples.setdefault(split[0], {})
+            if split[1] in parts:
+                raise names.twice(shard, member.name, next(name for name in members.names() if names.split_name(name) == split))
+            parts[sys.intern(split[1])] = _part(member)
     return _Grouped(Texts.of(samples), SampleParts.of(samples.values()))
 
 
