@@ -1,17 +1,20 @@
-"""Where index files grow, on a disk that has no room."""
+"""Where index files grow: on a disk that has no room, in a directory that goes."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
+import shutil
 import sqlite3
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from sqlstream.errors import CacheDiskError
-from sqlstream.index.file.workplace import workplace
+from sqlstream import StreamingDataset
+from sqlstream.errors import CacheDirectoryError, CacheDiskError
+from sqlstream.index.file.workplace import sweep_dead, workplace
 
 
 def fail(directory: Path, error: Exception) -> None:
@@ -46,3 +49,34 @@ def test_other_errors_of_a_builder_stay_what_they_are(tmp_path: Path) -> None:
     for error in (OSError(errno.ENOENT, "gone"), sqlite3.ProgrammingError("ours")):
         with pytest.raises(type(error)):
             fail(tmp_path, error)
+
+
+def remove_files(index: Path) -> None:
+    for path in index.iterdir():
+        path.unlink()
+
+
+def remove_cache(index: Path) -> None:
+    shutil.rmtree(index.parent)
+
+
+@pytest.mark.parametrize("remove", [shutil.rmtree, remove_cache, remove_files])
+def test_an_index_that_is_removed_while_it_is_built_is_an_error_with_the_cure(
+    remove: Callable[[Path], None], tmp_path: Path
+) -> None:
+    def rows() -> Iterator[dict[str, int]]:
+        yield from ({"n": number} for number in range(10_000))  # some parts of them are written
+        while removals:
+            removals.pop()(tmp_path / "cache/index")
+        yield {"n": 10_000}
+
+    removals = [remove]
+
+    with pytest.raises(CacheDirectoryError, match=r"cache/index was removed, or a file in it, .* open the dataset anew"):
+        StreamingDataset(rows, tmp_path / "cache", columns_to_download=[], show_progress=False)
+    with StreamingDataset(rows, tmp_path / "cache", columns_to_download=[], show_progress=False) as dataset:
+        assert len(dataset) == 10_001
+
+
+def test_a_directory_that_is_gone_has_nothing_to_sweep(tmp_path: Path) -> None:
+    sweep_dead(tmp_path / "gone")

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from sqlstream.errors import CacheDiskError, IndexDatabaseError, SqlStreamError
+from sqlstream.errors import CacheDirectoryError, CacheDiskError, IndexDatabaseError, SqlStreamError
 from sqlstream.index.file.intact import check_plain
 from sqlstream.process import locks
 from sqlstream.process.lock_wait import lock_blocking
@@ -85,6 +85,7 @@ def workplace(
         look_seconds: How often it looks how far the other one is.
 
     Raises:
+        CacheDirectoryError: The directory, or what is built in it, was removed meanwhile.
         CacheDiskError: The disk is full, or cannot be written to.
     """
     held: list[int] = []
@@ -104,6 +105,10 @@ def workplace(
             if os.getpid() == pid:
                 place.sweep()
     except Exception as error:
+        if _is_removed(error, directory):
+            raise CacheDirectoryError(
+                f"{directory} was removed, or a file in it, while the index {key} was built there ({error}): open the dataset anew"
+            ) from error
         if _is_of_the_disk(error):
             raise CacheDiskError(
                 f"the index {key} cannot be written into {directory} ({error}): free space on that disk, and where TMPDIR is, "
@@ -116,6 +121,14 @@ def workplace(
         except BaseException:  # of a handler before it: this process would wait for its own lock for ever
             _release(directory, key, held, pid)
             raise
+
+
+def _is_removed(error: Exception, directory: Path) -> bool:
+    """Return whether an error is one of what another program has removed here; what lies elsewhere is named where it is read."""
+    if isinstance(error, SqlStreamError):
+        return False
+    is_here = isinstance(error, FileNotFoundError) and str(error.filename).startswith(f"{directory}{os.sep}")
+    return is_here or not os.path.isdir(directory)
 
 
 def _is_of_the_disk(error: Exception) -> bool:
@@ -157,7 +170,10 @@ def build_once(
 
 def sweep_dead(directory: Path) -> None:
     """Remove what builders that died have left in `directory`; those at work are not disturbed."""
-    keys = {path.name.partition(".")[0] for path in directory.iterdir() if _TEMPORARY in path.name or path.suffix == _LOCK}
+    try:
+        keys = {path.name.partition(".")[0] for path in directory.iterdir() if _TEMPORARY in path.name or path.suffix == _LOCK}
+    except FileNotFoundError:  # removed a moment ago: who builds there says so
+        return
     for key in keys:
         held: list[int] = []
         try:

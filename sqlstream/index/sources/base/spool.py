@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -28,8 +29,10 @@ class Spool:
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Append a batch."""
-        with open(self._path, "ab") as file, pa.ipc.new_stream(file, batch.schema) as writer:
-            writer.write_batch(batch)
+        with open(self._path, "r+b") as file:  # not "ab": of a file that was removed it makes one without the earlier batches
+            file.seek(0, os.SEEK_END)
+            with pa.ipc.new_stream(file, batch.schema) as writer:
+                writer.write_batch(batch)
         if self._make_room is not None:
             self._make_room()
 
