@@ -1,4 +1,4 @@
-"""Local shards that go, or become something else, after they were indexed: an error names them, and `on_error` applies."""
+"""Shards that go, or become something else, after they were indexed: an error names them, and for local ones `on_error` applies."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from sqlstream.errors import ObjectNotFoundError, SourceChangedError, SqlStreamError, StorageError
+from sqlstream.errors import CacheError, ObjectNotFoundError, SourceChangedError, SqlStreamError, StorageError
+from sqlstream.testing.servers import FaultyHttpServer
 from sqlstream.write import ParquetWriter, ZipWriter
-from tests.stream.shards import opened, samples, tar_of
+from tests.stream.shards import content, opened, samples, serve, tar_of
 
 GONE = r"is gone since it was indexed: put it back \(is its disk mounted\?\)"
 
@@ -90,3 +91,24 @@ def test_what_is_no_file_any_more_is_an_error_and_never_waited_for(
             dataset[2]
     with pytest.raises(StorageError, match=r"the source .*s-1\.tar cannot be read"):
         opened(str(path), tmp_path)
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, 600)
+
+
+@pytest.mark.parametrize(("harm", "how"), [(Path.unlink, "removed"), (cut, "cut")])
+def test_a_cached_shard_that_another_program_harms_while_it_is_in_use_is_an_error_that_blames_it(
+    harm: Callable[[Path], None], how: str, server: FaultyHttpServer, tmp_path: Path
+) -> None:
+    """Not the source, which is as it was; and the next dataset fetches it anew."""
+    expected = serve(server, 1, 8, num_bytes=300_000)
+    with opened(f"{server.url}/data/s-000.tar", tmp_path, shards="whole") as dataset:
+        streamed = iter(dataset)
+        next(streamed)
+        for path in (tmp_path / "cache/data").glob("*/*"):
+            harm(path)
+        with pytest.raises(CacheError, match=rf"cache/data/.*, which holds .*s-000\.tar or a part of it, was {how} by another"):
+            list(streamed)
+    with opened(f"{server.url}/data/s-000.tar", tmp_path, shards="whole") as dataset:
+        assert [content(sample) for sample in dataset] == expected

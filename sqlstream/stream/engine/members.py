@@ -28,7 +28,15 @@ from sqlstream.storage.members.entries import Span
 from sqlstream.storage.members.places import SamplePart
 from sqlstream.stream.engine.part_copies import PartCopies, look_up
 from sqlstream.stream.engine.shard_files import parts_of
-from sqlstream.stream.engine.shard_reads import WHOLE, Located, OpenShard, ReadableShard, check_unchanged, read_part
+from sqlstream.stream.engine.shard_reads import (
+    WHOLE,
+    Located,
+    OpenShard,
+    ReadableShard,
+    check_unchanged,
+    lost_copy,
+    read_part,
+)
 from sqlstream.transforms.base import Sample
 
 if TYPE_CHECKING:
@@ -334,10 +342,19 @@ class MemberReader:
         for ref, path in zip(refs, hold.paths[first:], strict=True):
             if (lock := hold.open_files.get(path)) is not None and lock.owners:
                 objects.append(Located(ref.span or WHOLE, lock.owners[0].fileno()))
-            else:
+                continue
+            try:
                 opened.append(OpenShard(path))
-                objects.append(Located(ref.span or WHOLE, opened[-1].descriptor))
-        return [read_part(str(names[part.column]), part, objects, shard) for part in content.parts]
+            except FileNotFoundError as error:
+                raise lost_copy(path, shard.name, "removed") from error
+            objects.append(Located(ref.span or WHOLE, opened[-1].descriptor))
+        try:
+            return [read_part(str(names[part.column]), part, objects, shard) for part in content.parts]
+        except SourceChangedError as error:
+            for ref, path, found in zip(refs, hold.paths[first:], objects, strict=True):
+                if ref.size_bytes is not None and os.fstat(found.descriptor).st_size < ref.size_bytes:
+                    raise lost_copy(path, shard.name, "cut") from error
+            raise
 
     def _local(self, shard: ReadableShard) -> OpenShard:
         """Return a local shard, open; the last ones used stay so."""

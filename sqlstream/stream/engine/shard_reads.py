@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from sqlstream.cache.session import ObjectParts
 from sqlstream.config import ShardUnit
-from sqlstream.errors import SourceChangedError
+from sqlstream.errors import CacheError, SourceChangedError
 from sqlstream.index.build.shards import Shard
 from sqlstream.index.sources.base.access import is_version
 from sqlstream.index.sources.shards.layout import ReadPart
@@ -105,3 +105,18 @@ def check_unchanged(file: SourceFile, status: os.stat_result) -> None:
     """Raise SourceChangedError if a local shard is not what was indexed."""
     if not is_version(file, status):
         raise SourceChangedError(f"{file.url} changed since it was indexed: open the dataset again")
+
+
+def lost_copy(path: str, name: str, how: str) -> CacheError:
+    """Return the error of a file of the cache that another program removed or cut between its acquisition and its use.
+
+    Args:
+        path: The file.
+        name: What it holds.
+        how: What was done to it.
+    """
+    return CacheError(
+        f"{path}, which holds {name} or a part of it, was {how} by another program while it was in use: leave the files of a "
+        "cache alone (`sqlstream cache clear` removes what is not in use); open the dataset again, and it is fetched anew",
+        url=name,
+    )
