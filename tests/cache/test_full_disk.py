@@ -98,6 +98,25 @@ def test_on_a_disk_that_stays_full_the_half_that_is_needed_last_gives_way(tmp_pa
     assert violations(tmp_path / "cache", at_rest=True) == []
 
 
+def test_what_is_fetched_ahead_gives_way_to_a_sample_that_is_acquired_after_it_and_never_the_reverse(
+    tmp_path: Path, server: FaultyHttpServer
+) -> None:
+    """A sample whose download had to give way is acquired again, behind those that come later: it revoked itself for ever."""
+    server.objects.update(objects([1000] * 4))
+    with Cache(tmp_path / "cache", limit=None) as cache:
+        session = Session(cache)
+        ahead = session.acquire([[ObjectRef.of(f"{server.url}/o/{i}.bin")] for i in range(1, 4)])
+        needed = session.acquire_one([ObjectRef.of(f"{server.url}/o/0.bin")])
+        assert all(map(session.wait, [*ahead, needed]))
+        num_revoked = []
+        while session.directory.downloads.give_way(1 << 60):
+            num_revoked.append(sum(hold.is_void for hold in ahead))
+        assert num_revoked == [2, 3]
+        assert not needed.is_void
+        session.release(needed)
+    assert violations(tmp_path / "cache", at_rest=True) == []
+
+
 NUM_STREAMED, NUM_IN_A_BATCH = 200, 8
 
 

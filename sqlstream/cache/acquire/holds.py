@@ -73,6 +73,8 @@ class Hold:
     source: object
     """What brings its objects: the cache object of this process that it belongs to; see `Holds.release_all`."""
     state: HoldState = HoldState.PREFETCHED
+    is_needed: bool = False
+    """Its sample is waited for now: on a full disk the samples fetched ahead give way to it, whatever its number."""
     error: Exception | None = None
     is_void: bool = False
     """An object was lost (revoked, aborted, its leader died): release the hold and acquire the sample again."""
@@ -267,16 +269,23 @@ class Holds:
                 num_released += 1
             return num_released
 
-    def revoke_prefetched(self, at_most: int | None = None) -> int:
-        """Release holds that are not used yet, those needed last first; return how many."""
+    def revoke_prefetched(self, at_most: int | None = None, *, spares_needed: bool = False) -> int:
+        """Release holds that are not used yet, those needed last first; return how many.
+
+        Args:
+            at_most: So many of them; None: all.
+            spares_needed: Leave those whose sample is waited for: acquired again, one of them has the highest number.
+        """
         with self.owner.state:
             num_revoked = 0
             for number in list(reversed(self._prefetched)):
                 if num_revoked == at_most:
                     break
-                reference = self._prefetched.pop(number, None)  # None: claimed a moment ago
+                reference = self._prefetched.get(number)  # None: claimed a moment ago
                 hold = None if reference is None else reference()
-                if hold is not None:
+                if spares_needed and hold is not None and hold.is_needed:
+                    continue
+                if self._prefetched.pop(number, None) is not None and hold is not None:
                     hold.is_void = True
                     self.release(hold)
                     num_revoked += 1

@@ -138,7 +138,7 @@ class AcquireTransaction:
                 # A process that holds nothing else may have one; what it holds anyway costs nothing.
                 if new_bytes and held_bytes > share_bytes and held_bytes > sum(charges.values()):
                     break
-                holds.append(Hold(group, owner, charges, NOTHING, self.source))
+                holds.append(Hold(group, owner, charges, NOTHING, self.source, is_needed=self.must_fit))
         self.holdings.add(holds)
         self.holds += holds
         if self._eviction is not None and self._eviction.policy.looks_ahead:
@@ -148,7 +148,7 @@ class AcquireTransaction:
 
     def _add(self, tx: LedgerTransaction, group: Sequence[ObjectRef], number: int) -> bool:
         """Hold the objects of one sample; False, with nothing changed, when there is no room for it."""
-        hold = Hold(group, self.owner, {}, NOTHING, self.source)
+        hold = Hold(group, self.owner, {}, NOTHING, self.source, is_needed=self.must_fit)
         refs = tuple({ref.key: ref for ref in group}.values())  # two columns may name one object
         rows = {ref.key: self._row(tx, ref) for ref in refs}
         if any(ref.is_stored_sample and not _is_ready(rows[ref.key]) for ref in refs):

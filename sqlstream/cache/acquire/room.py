@@ -208,7 +208,8 @@ def give_way(
         False if there was nothing to give back, and others give nothing: the disk is too small.
     """
     num_prefetched = holds.num_prefetched
-    gave_back = holds.revoke_prefetched(at_most=num_prefetched // 2) > 0 or holds.release_oldest_retained()
+    num_revoked = holds.revoke_prefetched(at_most=num_prefetched // 2, spares_needed=True)
+    gave_back = num_revoked > 0 or holds.release_oldest_retained()
 
     def others_do(tx: LedgerTransaction) -> bool:
         if disk.has_room(need_bytes + disk.kept_bytes, NUM_INODES):
