@@ -17,6 +17,7 @@ from sqlstream.index.sources.base.access import named_errors, reader_for
 from sqlstream.index.sources.base.base import arrow_errors, plain_schema
 from sqlstream.index.sources.base.byte_source import ByteSource, Pieces, Span, bytes_of
 from sqlstream.index.sources.base.unfold import parquet_batches
+from sqlstream.index.sources.formats.parquet import ENCRYPTED_MARK, encrypted, refuse_encrypted
 from sqlstream.index.types.models import SourceFile
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.coalesce import plan_reads
@@ -48,6 +49,8 @@ def read_footer(file: SourceFile, remote: RemoteReader) -> bytes:
     size, guess = file.size_bytes, min(file.size_bytes, _FIRST_GUESS_BYTES)
     source = bytes_of(file, remote)
     tail = source.read_at(size - guess, guess)
+    if tail[-4:] == ENCRYPTED_MARK:
+        raise encrypted(name)
     if len(tail) < _TAIL_BYTES or tail[-4:] != b"PAR1":
         raise SourceError(f"{name} is no Parquet file (its end is {tail[-4:]!r}). {_CURE}")
     wanted = int.from_bytes(tail[-8:-4], "little") + _TAIL_BYTES
@@ -57,9 +60,15 @@ def read_footer(file: SourceFile, remote: RemoteReader) -> bytes:
 
 
 def parse_footer(footer: bytes, name: str) -> pq.FileMetaData:
-    """Return what a footer says."""
+    """Return what a footer says.
+
+    Raises:
+        SourceError: It is damaged, or of a file that is encrypted.
+    """
     with arrow_errors(name, _CURE):
-        return pq.read_metadata(pa.BufferReader(footer))
+        metadata = pq.read_metadata(pa.BufferReader(footer))
+    refuse_encrypted(metadata, len(footer) - _TAIL_BYTES, name)
+    return metadata
 
 
 def group_spans(metadata: pq.FileMetaData, groups: range, columns: Sequence[str], file_bytes: int) -> list[Span]:

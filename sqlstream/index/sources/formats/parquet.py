@@ -7,11 +7,38 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sqlstream.errors import SourceError
 from sqlstream.index.sources.base.base import PLAIN, Reading, arrow_errors, plain_schema
 from sqlstream.index.sources.base.byte_source import ByteSource
 from sqlstream.index.sources.base.unfold import parquet_batches
 
 _CURE = "If it was cut short while it was written or copied, write it again"
+_TAIL_BYTES = 8
+"""The length of the footer, and the mark of the format."""
+ENCRYPTED_MARK = b"PARE"
+"""In place of PAR1 where the footer itself is encrypted."""
+_SIGNATURE_BYTES = 28
+"""Of a footer that is readable, of a file with encrypted columns: a nonce and a tag."""
+
+
+def refuse_encrypted(metadata: pq.FileMetaData, footer_bytes: int, name: str) -> None:
+    """Raise if a file has encrypted columns: Arrow ends the process when it is asked what one of them has.
+
+    Args:
+        metadata: What the footer says.
+        footer_bytes: Bytes of the footer, without its length and mark.
+        name: The file, for messages.
+
+    Raises:
+        SourceError: It has some.
+    """
+    if footer_bytes - metadata.serialized_size == _SIGNATURE_BYTES:
+        raise encrypted(name)
+
+
+def encrypted(name: str) -> SourceError:
+    """Return the error of a file that is encrypted."""
+    return SourceError(f"{name} is encrypted, or some of its columns are, which is not read: write it again without encryption")
 
 
 class ParquetTable:
@@ -19,8 +46,12 @@ class ParquetTable:
 
     def __init__(self, source: ByteSource, name: str, reading: Reading = PLAIN) -> None:  # noqa: ARG002 - all formats take it
         self._source, self._name = source, name
+        tail = source.read_at(max(0, source.size_bytes - _TAIL_BYTES), _TAIL_BYTES)
+        if tail[4:] == ENCRYPTED_MARK:
+            raise encrypted(name)
         with arrow_errors(name, _CURE):
             self._file = self._opened([])
+        refuse_encrypted(self._file.metadata, int.from_bytes(tail[:4], "little"), name)
 
     def schema(self) -> pa.Schema:
         """Return the columns as the footer says."""
