@@ -324,7 +324,7 @@ def _num_parquet(path: Path) -> int:
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
             return sum(file.read_row_group(number).num_rows for number in range(file.num_row_groups))
     except (OSError, pa.ArrowException) as error:
         raise DamagedShardError(f"as a Parquet file: {error}") from error

@@ -42,3 +42,26 @@ def test_an_encrypted_file_is_an_error_that_says_so(kind: str, has_plain_footer:
     pq.write_table(TABLE, tmp_path / "t.parquet", encryption_properties=properties)
     with pytest.raises(SourceError, match=r"t\.parquet is encrypted, .* without encryption"):
         rows_of(tmp_path / "t.parquet", kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_page_that_is_not_what_its_checksum_says_is_an_error_and_no_other_value(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    pq.write_table(TABLE, path, write_page_checksum=True, use_dictionary=False, compression="none", row_group_size=10)
+    assert rows_of(path, kind) == TABLE.to_pylist()
+    damaged = path.read_bytes().replace(b"text 27", b"text 72")  # in the page, in no statistics
+    path.write_bytes(damaged)
+    with pytest.raises(SourceError, match=r"t\.parquet cannot be read: .*CRC checksum verification failed"):
+        rows_of(path, kind)
+
+
+def test_content_in_its_file_is_compared_with_the_checksums_of_its_pages(tmp_path: Path) -> None:
+    pictures = [{"bytes": b"picture %d" % number, "path": None} for number in range(10)]
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"image": pictures}), path, write_page_checksum=True, use_dictionary=False, compression="none")
+    path.write_bytes(path.read_bytes().replace(b"picture 5", b"picture 6"))
+    with (
+        pytest.raises(SourceError, match=r"t\.parquet cannot be read: .*CRC checksum verification failed"),
+        StreamingDataset(f"{path}", tmp_path / "cache", show_progress=False) as dataset,
+    ):
+        dataset[0]

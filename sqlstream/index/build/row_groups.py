@@ -125,7 +125,13 @@ class RowGroupTable:
 
     def _opened(self, folded: list[str]) -> pq.ParquetFile:
         assert self._source is not None, "rows are read of bytes"
-        return pq.ParquetFile(self._source.open(), metadata=self._metadata, pre_buffer=False, read_dictionary=folded)
+        return pq.ParquetFile(
+            self._source.open(),
+            metadata=self._metadata,
+            pre_buffer=False,
+            read_dictionary=folded,
+            page_checksum_verification=True,
+        )
 
 
 class RangedTable:
