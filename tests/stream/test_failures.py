@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sqlstream import StreamingDataset
-from sqlstream.errors import TooManyFailuresError
+from sqlstream.errors import StorageError, TooManyFailuresError
 from tests.stream.tables import make_table
 
 
@@ -72,3 +72,19 @@ def test_a_sample_without_a_replacement_that_works_names_the_first_failures(tmp_
         pytest.raises(TooManyFailuresError, match=r"none could stand in for position 1 of epoch 0.*row 1: "),
     ):
         list(dataset)
+
+
+def test_a_row_whose_path_the_disk_refuses_fails_alone(tmp_path: Path) -> None:
+    """A caption in a column of paths, for instance: no file has so long a name."""
+    (tmp_path / "t.csv").write_text(f"file\n{'a caption ' * 30}\nt.csv\n")
+    with StreamingDataset(
+        f"{tmp_path}/t.csv", tmp_path / "cache", columns_to_download=["file"], on_error="skip", show_progress=False
+    ) as dataset:
+        with pytest.raises(StorageError, match=r"a caption a .* cannot be read \(File name too long\): check the path in the index"):
+            dataset[0]
+        assert [sample["__row__"] for sample in dataset] == [1]
+
+
+def test_a_source_whose_name_is_too_long_is_an_error_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"the source .*x\.csv cannot be read .*File name too long"):
+        StreamingDataset(f"{tmp_path}/{'x' * 300}.csv", tmp_path / "cache")

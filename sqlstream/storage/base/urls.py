@@ -1,4 +1,4 @@
-"""URLs and local paths as text. Pure: nothing here touches disk or network.
+"""URLs and local paths as text. Pure: nothing here touches disk or network, but for `found_path`.
 
 A URL is `scheme://…`, a chain `scheme::scheme://…`, or a command `pipe:…`; what else has no `://` is a local path (`a::b.txt`).
 Names are kept as they are spelled (keys of an object store may hold any character): only what is said below is cut off.
@@ -6,13 +6,15 @@ Names are kept as they are spelled (keys of an object store may hold any charact
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from sqlstream.errors import ConfigError, ObjectNotFoundError
+from sqlstream.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, StorageError
 
 COMMAND = "pipe:"
 """What a command begins with: the object is what it prints. The rest is its text, never a URL."""
@@ -141,9 +143,19 @@ def found_path(url: str) -> Path:
 
     Raises:
         ObjectNotFoundError: It is not there.
+        StorageError: The disk refuses to say so, since its name is too long for instance.
     """
     path = local_path(url)
-    if not path.is_file():
+    try:
+        is_there = stat.S_ISREG(os.stat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # the last one: a name with a NUL
+        is_there = False
+    except PermissionError as error:
+        raise AccessDeniedError(f"{path} may not be looked for ({error.strerror}): check the rights of its folders") from error
+    except OSError as error:
+        text = f"{str(path)[:200]} cannot be read ({error.strerror}): check the path in the index, and the disk or mount"
+        raise StorageError(text) from error
+    if not is_there:
         raise ObjectNotFoundError(f"there is no file {path}: check the path in the index")
     return path
 

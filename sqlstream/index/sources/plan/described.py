@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from sqlstream.config import IndexOptions
@@ -76,7 +76,7 @@ def find_index(src: str, data_type: str | None, temporary: Temporary, remote: Re
 def _index_file(src: str, data_type: str | None, remote: RemoteReader) -> SourceFile | None:
     if urls.extension(src) == ".json":
         return stat_file(src, remote)
-    is_directory = src.endswith("/") or (not urls.is_remote(src) and Path(urls.local_path(src)).is_dir())
+    is_directory = src.endswith("/") or (not urls.is_remote(src) and os.path.isdir(urls.local_path(src)))
     if data_type is not None or not is_directory:
         return None
     try:
