@@ -213,6 +213,8 @@ def local_directory(path: str | os.PathLike[str]) -> Path:
             f"the cache directory {urls.redact(text)!r} is a URL: give a directory on a disk of this machine, such as "
             "'/scratch/cache'; it keeps what is read from remote storage"
         )
+    if "\0" in text:
+        raise ConfigError(f"the cache directory {text!r} has a NUL in it: give another one")
     return Path(os.path.abspath(os.path.expanduser(text)))
 
 
@@ -233,7 +235,8 @@ def open_directory(root: Path, *, create: bool, allow_network_fs: bool) -> None:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise CacheDirectoryError(
-            f"cannot create the cache directory {root}: {error.strerror}{lack_of_inodes(root.parent)}"
+            f"cannot create the cache directory {root} ({error.strerror}{lack_of_inodes(root.parent)}): give another one, or mend "
+            "the rights or the disk of its parent"
         ) from error
     check_directory(root, allow_network_fs=allow_network_fs)
     if (root / "FORMAT").is_dir():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -134,7 +135,7 @@ def connect(path: Path, factory: type[OwnedConnection] = GuardedConnection) -> s
     file in the end), a disk error would kill it by SIGBUS, and random rows take 0.7 to 1 µs longer only (m).
     """
     check_plain(path)
-    address = f"file:{quote_url(str(path.absolute()))}?mode=ro&immutable=1"
+    address = f"file:{quote_url(os.fsencode(path.absolute()))}?mode=ro&immutable=1"
     with damage_named(path):
         connection = sqlite3.connect(
             address, uri=True, isolation_level=None, check_same_thread=False, cached_statements=64, factory=factory

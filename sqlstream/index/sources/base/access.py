@@ -11,7 +11,14 @@ from hashlib import blake2b
 from pathlib import Path
 
 from sqlstream.config import MissingShards
-from sqlstream.errors import AccessDeniedError, FetchCancelledError, ObjectNotFoundError, SourceChangedError, StorageError
+from sqlstream.errors import (
+    AccessDeniedError,
+    FetchCancelledError,
+    ObjectNotFoundError,
+    SourceChangedError,
+    SourceError,
+    StorageError,
+)
 from sqlstream.index.types.models import SourceFile
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.access import OWN, Access
@@ -87,6 +94,10 @@ def local_file(path: Path) -> SourceFile:
 
 
 def _versioned(path: Path, status: os.stat_result) -> SourceFile:
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:  # bytes of a name that are no text: SQLite would not keep it
+        raise SourceError(f"the name {str(path)!r} is not UTF-8: rename it") from error
     return SourceFile(url=str(path), size_bytes=status.st_size, etag=str(status.st_mtime_ns))
 
 

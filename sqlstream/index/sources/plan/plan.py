@@ -134,7 +134,7 @@ def source_items(src: Any) -> list[Any]:
     """Return the sources in `src`: it is one, or a list of them; a list of dicts is one table.
 
     Raises:
-        ConfigError: It is empty.
+        ConfigError: It is empty, or no path.
     """
     if isinstance(src, list | tuple) and not any(isinstance(item, Mapping) for item in src):
         items = [as_named(item) for item in src]
@@ -142,6 +142,9 @@ def source_items(src: Any) -> list[Any]:
         items = [as_named(src)]
     if not items or any(isinstance(item, str) and not item for item in items):
         raise ConfigError("src is empty: give a table file, a wildcard, a text file of paths, or a directory")
+    for item in items:
+        if isinstance(item, str) and "\0" in item:
+            raise ConfigError(f"src has a NUL in it, as no path may: {urls.redact(item)!r}")
     return items
 
 
