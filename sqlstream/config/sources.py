@@ -141,7 +141,8 @@ class SourceOptions:
     """What to do when the source is not what was indexed before: `'rebuild'` (and log it), or `'raise'` SourceChangedError;
     new files at the end of a wildcard or list are no change, they are added."""
     sql_engine: str = "sqlite"
-    """What runs `sql_query` and `where`: `'sqlite'`, or `'duckdb'` (extra) for functions that SQLite lacks."""
+    """What runs `sql_query`, `where`, and the SQL of weights, buckets and lengths: `'sqlite'`, or `'duckdb'` (extra) for
+    functions that SQLite lacks."""
     decode: bool = True
     """Values of MDS shards are decoded as their index says; False: samples have the bytes of each value."""
     allow_pickle: bool = False

@@ -169,7 +169,7 @@ def open_buckets(
         "max_crop": buckets.max_crop,
         "unknown": buckets.unknown,
     }
-    key = fingerprint({**parts, "index": index.fingerprint, "layout": LAYOUT_VERSION})
+    key = fingerprint({**parts, "index": index.queried, "layout": LAYOUT_VERSION})
     path = directory / f"{key}.buckets.npy"
 
     def build(place: Workplace) -> Path:
@@ -250,7 +250,7 @@ def _distinct(index: Index, buckets: Buckets, directory: Path, tuning: BucketTun
     Raises:
         ConfigError: There are too many for a function.
     """
-    key = fingerprint({"distinct": buckets.by, "index": index.fingerprint})
+    key = fingerprint({"distinct": buckets.by, "index": index.queried})
     with (
         workplace(directory, key, is_brief=True) as place,
         contextlib.closing(_sandbox(index, buckets, place.temporary("duckdb"), is_distinct=True)) as sandbox,
@@ -268,16 +268,15 @@ def _distinct(index: Index, buckets: Buckets, directory: Path, tuning: BucketTun
 
 
 def _sandbox(index: Index, buckets: Buckets, scratch: Path, *, is_distinct: bool = False) -> Sandbox:
-    """Return a sandbox for (row, values…) of the selected rows, or for their distinct values, in the engine of the filter."""
-    selection = index.selection
-    engine = "sqlite" if selection is None else selection.engine
+    """Return a sandbox for (row, values…) of the selected rows, or for their distinct values, in the engine of the index."""
     physical = {column.name: quote(column.physical) for column in index.sql_columns}
     wanted = [
-        f"({physical.get(text, text)}) AS value_{n}" for n, text in enumerate(several_expressions("by", buckets.by, engine))
+        f"({physical.get(text, text)}) AS value_{n}"
+        for n, text in enumerate(several_expressions("by", buckets.by, index.engine))
     ]
     columns = ", ".join(wanted)
     what = f"DISTINCT {columns}" if is_distinct else f"{ROW}, {columns}"
-    return Sandbox(index, f"SELECT {what} FROM {rows_of(selection)}", engine=engine, scratch=scratch)
+    return Sandbox(index, f"SELECT {what} FROM {rows_of(index.selection)}", engine=index.engine, scratch=scratch)
 
 
 def _itself(value: Any) -> Any:

@@ -82,7 +82,7 @@ def open_lengths(
         ConfigError: A row has no length, or there are too many lengths.
     """
     parts = {"format": FORMAT_VERSION, "version": LENGTHS_VERSION, "length": length}
-    key = fingerprint({**parts, "index": index.fingerprint, "layout": LAYOUT_VERSION})
+    key = fingerprint({**parts, "index": index.queried, "layout": LAYOUT_VERSION})
     path = directory / f"{key}.lengths.npy"
 
     def build(place: Workplace) -> Path:
@@ -152,8 +152,6 @@ def _whole_numbers(length: str, rows: Sequence[int], values: Sequence[Any]) -> N
 
 
 def _sandbox(index: Index, expression: str, place: Workplace) -> Sandbox:
-    """Return a sandbox for (row, length) of the selected rows, in the engine of the index's filter."""
-    selection = index.selection
-    engine = "sqlite" if selection is None else selection.engine
-    query = f"SELECT {ROW}, ({one_expression('length', expression, engine)}) AS length FROM {rows_of(selection)}"
-    return Sandbox(index, query, engine=engine, scratch=place.temporary("duckdb"))
+    """Return a sandbox for (row, length) of the selected rows, in the engine of the index."""
+    query = f"SELECT {ROW}, ({one_expression('length', expression, index.engine)}) AS length FROM {rows_of(index.selection)}"
+    return Sandbox(index, query, engine=index.engine, scratch=place.temporary("duckdb"))

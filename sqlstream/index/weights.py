@@ -93,7 +93,7 @@ def open_weights(
     what: object = spec if array is None else blake2b(array.tobytes(), digest_size=16).hexdigest()
     parts = {"format": FORMAT_VERSION, "version": WEIGHTS_VERSION, "weights": what}
     order = {} if sequence is None else {"sequence": sequence.digest}
-    key = fingerprint({**parts, "index": index.fingerprint, **order})
+    key = fingerprint({**parts, "index": index.queried, **order})
     path, num_rows = directory / f"{key}.weights.npy", len(index) if sequence is None else sequence.num_rows
 
     def build(place: Workplace) -> Path:
@@ -224,11 +224,9 @@ def _evaluate(index: Index, expression: str, path: Path, place: Workplace, *, sh
 
 
 def _sandbox(index: Index, expression: str, place: Workplace) -> Sandbox:
-    """Return a sandbox for (row, weight) of the selected rows, in the engine of the index's filter."""
-    selection = index.selection
-    engine = "sqlite" if selection is None else selection.engine
-    query = f"SELECT {ROW}, ({one_expression('weights', expression, engine)}) AS weight FROM {rows_of(selection)}"
-    return Sandbox(index, query, engine=engine, scratch=place.temporary("duckdb"))
+    """Return a sandbox for (row, weight) of the selected rows, in the engine of the index."""
+    query = f"SELECT {ROW}, ({one_expression('weights', expression, index.engine)}) AS weight FROM {rows_of(index.selection)}"
+    return Sandbox(index, query, engine=index.engine, scratch=place.temporary("duckdb"))
 
 
 def _numbers(values: Sequence[Any], rows: Sequence[int], expression: str) -> NDArray[np.float64]:
@@ -248,7 +246,7 @@ def _check(weights: NDArray[np.float64], positions: Int64Array, index: Index, sp
     key = "" if index.key_column is None else f" ({index.key_column}={index.rows([row])[0][index.key_column]!r})"
     raise ConfigError(
         f"weights {_shown(spec)}: row {row}{key} has {value}: weights are finite and 0 or more; "
-        "coalesce(…, 0) leaves rows without a value out, max(…, 0) negative ones"
+        "coalesce(…, 0) leaves rows without a value out, greatest(…, 0) negative ones"
     )
 
 

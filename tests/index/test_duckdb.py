@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import os
+import pickle
 import sys
 import uuid
 from pathlib import Path
@@ -15,9 +16,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sqlstream.config import Buckets
 from sqlstream.errors import MissingDependencyError, QueryError, SchemaError, SourceError
+from sqlstream.index.buckets import open_buckets
 from sqlstream.index.export import ExportOptions, export
 from sqlstream.index.file.index import Index
+from sqlstream.index.lengths import open_lengths
 from sqlstream.index.sql.sandbox import Sandbox, run_query
 from sqlstream.index.weights import open_weights
 from tests.index.sources import all_rows, build
@@ -174,6 +178,25 @@ def test_computed_columns_of_duckdb_have_their_types(path: Path, tmp_path: Path)
         (None, None, "1.00", None),
         ("dog", None, "10.00", 2.5),
     ]
+
+
+def test_duckdb_runs_all_sql_on_rows_where_no_query_is_given_too(path: Path, tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
+    index = build(tmp_path, path, sql_engine="duckdb")
+    weights = open_weights(
+        pickle.loads(pickle.dumps(index)),
+        "coalesce(n, 0)::INT + coalesce(list_contains(tags, 'cat'), false)::INT",
+        index.path.parent,
+    )
+    assert np.diff(weights.cumulative(), prepend=0).tolist() == [weights.total * n // 16 for n in (5, 1, 0, 10)]
+    assert open_buckets(index, Buckets("n::VARCHAR", global_batch_size=2, unknown="drop"), index.path.parent).values == (
+        "1",
+        "10",
+        "4",
+    )
+    assert open_lengths(index, "coalesce(n, 1)::INT", index.path.parent).lengths.tolist() == [1, 4, 10]
+    sqlite = open_weights(build(tmp_path, path), "coalesce(n, 7) / 2", index.path.parent)
+    assert open_weights(index, "coalesce(n, 7) / 2", index.path.parent).path != sqlite.path
 
 
 def test_a_uuid_stays_one_through_duckdb_and_through_a_file_that_is_exported(tmp_path: Path) -> None:

@@ -91,6 +91,7 @@ def open_index(
     else:
         index = base
     index = with_content(index, plan)
+    index.engine = options.sql_engine
     if isinstance(index, ShardIndex):
         index.warn_of_damage()
         index.warn_of_missing_versions()

@@ -9,7 +9,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from sqlstream.index.file.index import Index
+from sqlstream.index.file.index import BESIDE, Index
 from sqlstream.index.types.models import Column
 from sqlstream.order.permute import Int64Array
 
@@ -47,7 +47,7 @@ class ContentIndex(Index, ABC):
     def of(cls, index: Index, files: ContentFiles) -> Self:
         """Return an index as one whose content is read."""
         state = index.__getstate__()
-        beside = {name: state.pop(name) for name in ("provenance", "named_members")}
+        beside = {name: state.pop(name) for name in BESIDE}
         made = cls(**{**state, "files": files})
         vars(made).update(beside)
         return made

@@ -42,6 +42,8 @@ _ID_OF = itemgetter(-1)
 _OPEN_OF = attrgetter("_open")
 _CONNECTION_OF = attrgetter("connection")
 _MAX_NAMES = 20  # of columns in a summary; arbitrary: it is read by a person
+BESIDE = ("provenance", "named_members", "engine")
+"""Attributes that an index gets after it is made; copies of it have them."""
 MAX_MAPPED_BYTES = 8 << 20
 """Those of 10^6 rows."""
 
@@ -94,6 +96,7 @@ class Index:
         self._max_mapped_bytes = max_mapped_bytes
         self.provenance: Provenance | None = None  # who wrote its tables; None: what their URLs in the file tell
         self.named_members: NamedMembers | None = None  # members of archives that its rows name; None: none are known
+        self.engine = "sqlite" if selection is None else selection.engine  # of users' SQL on its rows, such as weights
         self._lock = locks.ForkLock()
         """Held while SQLite is used: a thread that forks waits for it, since SQLite's mutexes must be free in the child."""
         self._open: _Open | None = None
@@ -104,11 +107,11 @@ class Index:
         fork.call_in_child(self, fork.Stage.DATABASES)
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("path", "selection", "_base_url", "provenance", "named_members")
+        names = ("path", "selection", "_base_url", *BESIDE)
         return {name.lstrip("_"): getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        beside = {name: state.pop(name) for name in ("provenance", "named_members")}
+        beside = {name: state.pop(name) for name in BESIDE}
         type(self).__init__(self, state.pop("path"), **state)
         vars(self).update(beside)
 
@@ -139,6 +142,12 @@ class Index:
     def fingerprint(self) -> str:
         """Names source, version, columns and filter: other data have another one, and the same data do at another place."""
         return ruled(self.path.stem, self._opened().meta) if self.selection is None else self.selection.fingerprint
+
+    @property
+    def queried(self) -> str:
+        """Names the rows and what runs SQL on them, for tables that are made of its results."""
+        has_engine = self.selection is not None or self.engine == "sqlite"  # a selection is named with its own
+        return self.fingerprint if has_engine else f"{self.fingerprint} {self.engine}"
 
     @property
     def content(self) -> Content | None:
