@@ -8,6 +8,7 @@ import os
 import pickle
 import sys
 import uuid
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +198,32 @@ def test_duckdb_runs_all_sql_on_rows_where_no_query_is_given_too(path: Path, tmp
     assert open_lengths(index, "coalesce(n, 1)::INT", index.path.parent).lengths.tolist() == [1, 4, 10]
     sqlite = open_weights(build(tmp_path, path), "coalesce(n, 7) / 2", index.path.parent)
     assert open_weights(index, "coalesce(n, 7) / 2", index.path.parent).path != sqlite.path
+
+
+UNREAD = {
+    "half": pa.array(np.array([0.5, 2.0], np.float16)),
+    "halves": pa.array([[0.5], None], pa.list_(pa.float16())),
+    "parts": pa.array([{"a": 0.5}, None], pa.struct([("a", pa.float16())])),
+    "named": pa.array([[("a", 0.5)], None], pa.map_(pa.string(), pa.float16())),
+    "price": pa.array([Decimal("0.5"), None], pa.decimal256(20, 2)),
+}
+
+
+def test_columns_of_types_that_duckdb_does_not_read_are_there_with_their_values(tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
+    rows = pa.table({**UNREAD, "n": [1, 2]})
+    condition = "half = 0.5 AND halves[1] = half AND parts.a = half AND named['a'] = half AND price = half"
+    (row,) = all_rows(build(tmp_path, rows, where=condition, sql_engine="duckdb"))
+    assert row == rows.to_pylist()[0]
+
+
+def test_a_decimal_of_more_digits_than_duckdb_has_is_refused_by_its_column(tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
+    rows = pa.table({"n": [1], "price": pa.array([Decimal("0.5")], pa.decimal256(40, 2))})
+    with pytest.raises(
+        SchemaError, match=r"column 'price' has the type decimal256\(40, 2\), .* 38 digits at most: leave it out"
+    ):
+        build(tmp_path, rows, where="n::INT = 1", sql_engine="duckdb")
 
 
 def test_a_uuid_stays_one_through_duckdb_and_through_a_file_that_is_exported(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from pyarrow import types
 
 from sqlstream.errors import MissingDependencyError, QueryError, SchemaError
 from sqlstream.index.file.connection import connect
@@ -200,10 +201,38 @@ def _uuids(texts: Sequence[str | None]) -> list[bytes | None]:
     return [None if text is None else uuid.UUID(text).bytes for text in texts]
 
 
+def _for_duckdb(field: pa.Field[Any]) -> pa.Field[Any]:
+    """Return a column with a type that DuckDB reads from Arrow, and that holds the values of its own.
+
+    Raises:
+        SchemaError: There is none.
+    """
+    try:
+        return field.with_type(_readable(field.type))
+    except ValueError as error:
+        raise SchemaError(
+            f"column {field.name!r} has the type {field.type}, and DuckDB has decimals of 38 digits at most: leave it out with "
+            "index_cols_to_keep, or leave out sql_engine='duckdb'"
+        ) from error
+
+
+def _readable(kind: Any) -> Any:
+    """Return the type of `_for_duckdb` for a normal one."""
+    if types.is_float16(kind):
+        return pa.float32()
+    if types.is_decimal256(kind):
+        return pa.decimal128(kind.precision, kind.scale)  # ValueError: more than 38 digits
+    if types.is_struct(kind):
+        return pa.struct([child.with_type(_readable(child.type)) for child in kind])
+    if types.is_map(kind):
+        return pa.map_(_readable(kind.key_type), _readable(kind.item_type))
+    return pa.list_(_readable(kind.value_type)) if types.is_list(kind) else kind
+
+
 def _read(table: QueriedTable) -> pa.RecordBatchReader:
     """Return all rows of the index file."""
     columns = table.sql_columns
-    schema = schema_of(columns, physical=True)
+    schema = pa.schema(map(_for_duckdb, schema_of(columns, physical=True)))
     names = ", ".join([ROW, *(column.expression for column in columns)])
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -211,6 +240,8 @@ def _read(table: QueriedTable) -> pa.RecordBatchReader:
             cursor = connection.execute(f"SELECT {names} FROM rows ORDER BY {ROW}")
             while rows := cursor.fetchmany(_ROWS_AT_A_TIME):
                 ids = pa.array([row[0] for row in rows], pa.int64())
-                yield pa.RecordBatch.from_arrays([ids, *arrays_of(columns, [row[1:] for row in rows])], schema=schema)
+                arrays = [ids, *arrays_of(columns, [row[1:] for row in rows])]
+                cast = [array.cast(field.type) for array, field in zip(arrays, schema, strict=True)]
+                yield pa.RecordBatch.from_arrays(cast, schema=schema)
 
     return pa.RecordBatchReader.from_batches(schema, batches())
