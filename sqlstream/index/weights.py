@@ -135,7 +135,7 @@ def weights_of_part(spec: WeightsSpec, index: Index, part: Index) -> WeightsSpec
 def _as_array(spec: ArrayLike, index: Index) -> NDArray[np.float64]:
     try:
         given = np.ma.asarray(spec) if isinstance(spec, np.ma.MaskedArray) else np.asarray(spec)  # [n]
-    except ValueError as error:  # lists of several lengths
+    except (ValueError, TypeError, RuntimeError) as error:  # lists of several lengths; tensors of torch that numpy has not
         raise ConfigError(f"weights are no numbers ({error}): give an SQL expression, a column, or one number a row") from error
     is_plain = given.dtype.kind in "biuf"
     wrong = None if is_plain else next((at for at, value in enumerate(given.flat) if not _is_real(value)), None)

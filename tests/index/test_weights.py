@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from sqlstream.errors import ConfigError, IndexDatabaseError, QueryError
 from sqlstream.index.file.index import Index
@@ -116,6 +117,8 @@ WRONG: list[tuple[Any, type[Exception], str]] = [
     (np.ones(4, "timedelta64[s]"), ConfigError, "row 0 "),
     ([1, np.timedelta64(1, "s"), None, "x"], ConfigError, "row 1 "),
     ([1, 2, [3], 4], ConfigError, "no numbers"),
+    (torch.ones(4, dtype=torch.bfloat16), ConfigError, r"no numbers \(.*BFloat16\): give"),
+    (torch.ones(4, requires_grad=True), ConfigError, r"no numbers \(.*requires grad.*\): give"),
     ([1, 2, 3, "4x"], ConfigError, r"^weights \(an array\) are no numbers: row 3 of the selected ones has .*4x"),
     (np.ma.array([1, 2, 3, 4], mask=[False, False, True, False]), ConfigError, "row 2 .* has no value"),
 ]
