@@ -296,6 +296,14 @@ def test_the_index_of_wids_and_offsets_are_written_beside_tars(
         shards(capsys, "index", "shard-{000000..000002}.tar", "--wids", "again.json", "--name", "golden", "--energon")[0] == 0
     )
     assert (tmp_path / "again.json").read_bytes() == (tmp_path / "index.json").read_bytes()
+    for out, tar, name in [
+        ("../elsewhere.json", "shard-000000.tar", f"{tmp_path.name}/shard-000000.tar"),
+        ("below/index.json", "shard-000000.tar", str(tmp_path / "shard-000000.tar")),
+        (str(tmp_path / "index.json"), "shard-000000.tar", "shard-000000.tar"),
+    ]:
+        assert shards(capsys, "index", tar, "--wids", out)[0] == 0
+        assert [shard["url"] for shard in json.loads(Path(out).read_text())["shardlist"]] == [name]
+        assert shards(capsys, "verify", out)[0] == 0
     assert (tmp_path / ".nv-meta" / "index.sqlite").exists()
     assert shards(capsys, "index", tmp_path)[0] == 2
     assert shards(capsys, "index", FIXTURES / "zip" / "deflated.zip", "--idx")[0] == 2

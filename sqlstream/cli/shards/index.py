@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -63,14 +64,13 @@ def _made(options: argparse.Namespace, reader: ShardReader, tars: list[str], fol
 
     files: dict[str, Path] = {}
     entries = []
-    wids_base = "" if options.wids is None else options.wids[: options.wids.rfind("/") + 1]
     base = _common(tars)
 
     def looked_at() -> Iterator[tuple[str, Path]]:
         for number, url in enumerate(tars):
             with reader.held(url) as path:
                 if options.wids:
-                    entries.append(tar_entry(path, url.removeprefix(wids_base)))
+                    entries.append(tar_entry(path, _named(url, options.wids)))
                 if options.idx:
                     files[f"{url}.idx"] = folder / f"{number}.idx"
                     files[f"{url}.idx"].write_bytes(tar_offsets(path, redact(url)))
@@ -88,6 +88,16 @@ def _made(options: argparse.Namespace, reader: ShardReader, tars: list[str], fol
         files[options.wids] = folder / "wids.json"
         files[options.wids].write_bytes(wids_index(entries, options.name))
     return files, num_samples
+
+
+def _named(tar: str, index: str) -> str:
+    """Return how an index names a tar: from its own place on where the tar is below it, else as an absolute path or a URL."""
+    from sqlstream.storage.base import urls
+
+    if urls.is_remote(index) or urls.is_remote(tar):
+        return tar.removeprefix(index[: index.rfind("/") + 1])
+    place, path = (os.path.abspath(urls.local_path(url)) for url in (os.path.dirname(index), tar))
+    return os.path.relpath(path, place) if Path(path).is_relative_to(place) else path
 
 
 def _common(tars: list[str]) -> str:
