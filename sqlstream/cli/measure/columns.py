@@ -1,0 +1,187 @@
+"""The parts of all rows, or of a share of them, computed by some processes and joined to one table."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sqlstream.cli.measure.part import Measure, MeasuredPart, function_of, measure_part, path_of
+from sqlstream.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sqlstream.stream.dataset import StreamingDataset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """The parts that one of several machines makes: every n-th."""
+
+    number: int
+    """From 1 on."""
+    count: int
+
+    @classmethod
+    def of(cls, text: str) -> Share:
+        """Return the share that `i/n` says.
+
+        Raises:
+            ConfigError: It says none.
+        """
+        number, _, count = text.partition("/")
+        if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+            raise ConfigError(f"--part {text} is no share: give i/n, such as 1/4 to 4/4 on four machines")
+        return cls(number=int(number), count=int(count))
+
+    def has(self, part: int) -> bool:
+        """Return whether a part is one of them."""
+        return part % self.count == self.number - 1
+
+
+ALL = Share(number=1, count=1)
+
+
+def measure_columns(
+    measure: Measure,
+    num_workers: int,
+    *,
+    out: str | None,
+    overwrite: bool,
+    share: Share | None = None,
+    merges: bool = False,
+) -> dict[str, Any]:
+    """Measure all rows, or a share of them, and return what is said of it.
+
+    Args:
+        measure: What is measured.
+        num_workers: Processes; 0: this one.
+        out: The file; None: in the cache directory, under a name that belongs to rows, columns and function.
+        overwrite: What is there is computed again.
+        share: Make no table, but these parts of it.
+        merges: Compute nothing: make the table of the parts.
+
+    Raises:
+        ConfigError: No column names the rows, or the function is not there, or parts that are merged.
+        SampleError, StorageError: A row cannot be measured.
+    """
+    from sqlstream.index.types.models import fingerprint
+
+    function_of(measure)
+    with measure.open() as dataset:
+        on = measure.on or dataset.index.key_column
+        if on is None or on not in dataset.columns:
+            known = ", ".join(dataset.columns)
+            raise ConfigError(
+                f"{measure.on or 'no column'} names the rows of {measure.src}: give --on one of {known}, without repeats"
+            )
+        num_rows = len(dataset)
+        facts: dict[str, object] = {
+            "rows": dataset.index.fingerprint,
+            "columns": measure.columns,
+            "function": measure.transform,
+            "on": on,
+        }
+        content = dataset.index.content
+        key = fingerprint(facts)
+        path = Path(out) if out else dataset.cache.path / "measured" / f"{'-'.join(measure.columns)}-{key[:16]}.parquet"
+        parts = path.with_suffix(".parts")
+        if out:  # a name of the user's does not tell rows and functions apart, and other machines have the rows elsewhere
+            facts["rows"] = dataset.index.fingerprint if content is None else content.to_dict()
+            parts = path.with_name(f"{path.stem}-{fingerprint(facts)[:16]}.parts")
+    measure = replace(measure, on=on, parts=str(parts))
+    bounds = [bound for number, bound in enumerate(_bounds(measure, num_rows)) if (share or ALL).has(number)]
+    if overwrite and not merges:
+        path.unlink(missing_ok=True)
+        for bound in bounds:
+            path_of(measure, *bound).unlink(missing_ok=True)
+    done: list[MeasuredPart] = []
+    if not path.exists() or (merges and overwrite):
+        if not merges:
+            parts.mkdir(parents=True, exist_ok=True)
+            done = list(_run(measure, bounds, num_workers))
+        if share is None:
+            _check_whole(measure, num_rows)
+            _merge(parts, path)
+    return {
+        "path": str(path),
+        "on": on,
+        "columns": ", ".join(measure.columns),
+        "rows": num_rows if share is None else sum(stop - start for start, stop in bounds),
+        "computed": sum(part.num_computed for part in done),
+        "failed": sum(part.num_failed for part in done),
+    }
+
+
+def _bounds(measure: Measure, num_rows: int) -> list[tuple[int, int]]:
+    """Return the rows of each part."""
+    size = measure.part_rows
+    return [(start, min(start + size, num_rows)) for start in range(0, num_rows, size)]
+
+
+def _check_whole(measure: Measure, num_rows: int) -> None:
+    """Raise ConfigError if parts are missing."""
+    missing = [bound for bound in _bounds(measure, num_rows) if not path_of(measure, *bound).exists()]
+    if missing:
+        (start, stop), others = missing[0], len(missing) - 1
+        raise ConfigError(
+            f"rows {start} to {stop - 1} of {measure.src}{f', and {others} more such parts,' if others else ''} are not in "
+            f"{measure.parts}: run every --part i/n with these options to its end, then --merge"
+        )
+
+
+def _run(measure: Measure, bounds: list[tuple[int, int]], num_workers: int) -> Iterator[MeasuredPart]:
+    """Yield what became of the parts that are not there yet."""
+    from sqlstream.progress import progress
+
+    num_rows = sum(stop - start for start, stop in bounds)
+    missing = [bound for bound in bounds if not path_of(measure, *bound).exists()]
+    with progress(num_rows, " rows", "measuring", True) as bar, contextlib.ExitStack() as stack:
+        bar.update(num_rows - sum(stop - start for start, stop in missing))
+        if num_workers:
+            context = get_context("fork")
+            pool = stack.enter_context(
+                ProcessPoolExecutor(min(num_workers, max(1, len(missing))), context, _begin_worker, (measure,))
+            )
+            found = pool.map(_measure_in_worker, missing)
+        else:
+            dataset = stack.enter_context(measure.open())
+            found = (measure_part(measure, dataset, bound) for bound in missing)
+        for part in found:
+            bar.update(part.num_rows)
+            yield part
+
+
+_worker: tuple[Measure, StreamingDataset] | None = None
+"""What a process of the pool measures, and the dataset that it has opened."""
+
+
+def _begin_worker(measure: Measure) -> None:
+    global _worker
+    _worker = (measure, measure.open())
+
+
+def _measure_in_worker(bound: tuple[int, int]) -> MeasuredPart:
+    assert _worker is not None, "the pool has begun"
+    return measure_part(*_worker, bound)
+
+
+def _merge(parts: Path, path: Path) -> None:
+    """Write all parts as one table, in the order of their rows, and remove them."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    files = sorted(parts.glob("*.parquet"))
+    schema = pa.unify_schemas([pq.read_schema(file) for file in files], promote_options="permissive")
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    with pq.ParquetWriter(temporary, schema) as writer:
+        for file in files:
+            writer.write_table(pq.read_table(file).cast(schema))
+    os.replace(temporary, path)
+    shutil.rmtree(parts, ignore_errors=True)
