@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,30 @@ import pyarrow.parquet as pq
 import pytest
 
 from sqlstream import Packs, StreamingDataset
+from sqlstream.cli.main import main
 from sqlstream.cli.measure import Measure, Share, measure_columns
 from sqlstream.errors import ConfigError, TransformError
 from tests.cli.commands import in_process
 
 MODULE = """
+import os
+import signal
 from pathlib import Path
+
+import numpy as np
+import torch
 
 LOG = Path(__file__).with_suffix(".log")
 
 def count(sample):
     with LOG.open("a") as log:
         log.write(f"{sample['id']}\\n")
+    return len(sample["text"].split())
+
+def of_text(sample):
+    return len(sample["text"])
+
+def nothing_but_text(sample):
     return len(sample["text"].split())
 
 def sizes(sample):
@@ -38,6 +51,24 @@ def fails(sample):
 
 def nothing(sample):
     return None
+
+def array(sample):
+    return np.arange(2)
+
+def tensor(sample):
+    return torch.arange(2)
+
+def mixed(sample):
+    return "text" if sample["id"] == "row-0003" else 1
+
+def mixed_parts(sample):
+    return "text" if sample["id"] > "row-0039" else 1
+
+def huge(sample):
+    return 1 << 70
+
+def dies(sample):
+    os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
@@ -151,6 +182,88 @@ def test_rows_that_fail_are_an_error_that_names_them_or_null(measured: Any) -> N
         measured("nothing")
     with pytest.raises(TransformError, match="gave no words, letters for row 0"):
         measured("count", "words", "letters", where="id < 'row-0001'")
+
+
+@pytest.mark.parametrize(
+    ("function", "problem"),
+    [
+        ("array", r"an array of several values for row 0 \(.*\): return one value for each column, or .tolist"),
+        ("tensor", "an array of several values for row 0"),
+        ("mixed", r"values for 'n' in rows 0 to 39 that no column of a table holds \(.*'text'.*\): return"),
+        ("mixed_parts", r"values of several types \(.*\): return one type"),
+        ("huge", "values for 'n' in rows 0 to 39"),
+    ],
+)
+def test_values_that_are_no_column_are_an_error_that_names_the_function(function: str, problem: str, measured: Any) -> None:
+    with pytest.raises(TransformError, match=f":{function} gave {problem}"):
+        measured(function)
+
+
+def test_a_process_that_dies_is_named_with_the_cure(measured: Any) -> None:
+    with pytest.raises(TransformError, match=r"a process of --num-workers .* died .*: the same command goes on"):
+        measured("dies", num_workers=1)
+
+
+KEYS = {
+    "uint64": pa.array([2**63, 2**63 + 1], pa.uint64()),
+    "milliseconds": pa.array([1, 2], pa.timestamp("ms")),
+    "nanoseconds": pa.array([1, 2], pa.timestamp("ns", "UTC")),
+    "decimal": pa.array([Decimal("0.5"), Decimal("100.25")], pa.decimal128(20, 2)),
+}
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_a_key_keeps_its_type_so_that_what_is_measured_can_be_joined(name: str, folder: Path, measured: Any) -> None:
+    pq.write_table(pa.table({"id": KEYS[name], "text": ["a b", "c"]}), folder / "keys.parquet")
+    join = {"n": measured("nothing_but_text", src="keys.parquet")["path"]}
+    with StreamingDataset(folder / "keys.parquet", "cache", columns_to_download=[], join=join, on="id") as joined:
+        assert [sample["n"] for sample in joined] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"), [(["a", "b", "a"], "several rows have 'a' there"), ([0.5, 1, 2], "has values of type double")]
+)
+def test_a_column_that_cannot_name_rows_is_refused_before_anything_is_computed(
+    keys: list[Any], problem: str, folder: Path, measured: Any
+) -> None:
+    pq.write_table(pa.table({"id": keys, "text": ["a", "b", "c"]}), folder / "keys.parquet")
+    with pytest.raises(ConfigError, match=f"--on id .*{problem}"):
+        measured("count", src="keys.parquet")
+    assert asked(folder) == []
+
+
+def test_a_table_of_something_else_is_neither_taken_for_the_result_nor_written_over(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measure(function: str, *words: str, src: str = "t.parquet") -> tuple[int, str]:
+        start = ["index", "measure", src, "cache", "--on", "id", "--out", "n.parquet", "--transform"]
+        code = main([*start, f"{module_of(folder)}:{function}", *words])
+        captured = capsys.readouterr()
+        return code, captured.out + captured.err
+
+    code, text = measure("count", "--column", "n")
+    assert (code, "join={'n': 'n.parquet'}" in text) == (0, True)
+    before = Path("n.parquet").read_bytes()
+    pq.write_table(pq.read_table("t.parquet").slice(0, 10), "fewer.parquet")
+    for function, words, src in [
+        ("of_text", ["--column", "n"], "t.parquet"),
+        ("count", ["--column", "m"], "t.parquet"),
+        ("count", ["--column", "n"], "fewer.parquet"),
+        ("of_text", ["--column", "n", "--part", "1/2"], "t.parquet"),
+        ("of_text", ["--column", "n", "--merge"], "t.parquet"),
+    ]:
+        code, text = measure(function, *words, src=src)
+        assert (code, "n.parquet is there, and is no table of" in text) == (2, True)
+    assert Path("n.parquet").read_bytes() == before
+    assert len(asked(folder)) == 90
+    assert measure("count", "--column", "n")[0] == 0
+    assert len(asked(folder)) == 90, "what is there is taken"
+    Path("n.parquet").write_text("no table")
+    assert measure("count", "--column", "n")[0] == 2
+    assert measure("count", "--column", "n", "--overwrite")[0] == 0
+    assert pq.read_table("n.parquet").num_rows == 90
+    assert "is the source: give another file" in measure("count", "--column", "n", "--out", "t.parquet", "--overwrite")[1]
+    assert pq.read_metadata("t.parquet").num_rows == 90
 
 
 def test_what_cannot_be_measured_is_refused(folder: Path, measured: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,16 +8,20 @@ import shutil
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlstream.cli.measure.part import Measure, MeasuredPart, function_of, measure_part, path_of
-from sqlstream.errors import ConfigError
+from sqlstream.errors import ConfigError, OutputExistsError, TransformError
 
 if TYPE_CHECKING:
     from sqlstream.stream.dataset import StreamingDataset
+
+_MADE_OF = "sqlstream.measured"
+"""What a table says of itself in its metadata: a fingerprint of rows, columns, function and key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +73,7 @@ def measure_columns(
 
     Raises:
         ConfigError: No column names the rows, or the function is not there, or parts that are merged.
+        OutputExistsError: `out` is another table.
         SampleError, StorageError: A row cannot be measured.
     """
     from sqlstream.index.types.models import fingerprint
@@ -81,6 +86,8 @@ def measure_columns(
             raise ConfigError(
                 f"{measure.on or 'no column'} names the rows of {measure.src}: give --on one of {known}, without repeats"
             )
+        if on != dataset.index.key_column:  # which is looked at as the index is made
+            _check_keys(dataset, on)
         num_rows = len(dataset)
         facts: dict[str, object] = {
             "rows": dataset.index.fingerprint,
@@ -96,6 +103,8 @@ def measure_columns(
             facts["rows"] = dataset.index.fingerprint if content is None else content.to_dict()
             parts = path.with_name(f"{path.stem}-{fingerprint(facts)[:16]}.parts")
     measure = replace(measure, on=on, parts=str(parts))
+    if out and path.exists():
+        _check_there(measure, path, fingerprint(facts), overwrite=overwrite)
     bounds = [bound for number, bound in enumerate(_bounds(measure, num_rows)) if (share or ALL).has(number)]
     if overwrite and not merges:
         path.unlink(missing_ok=True)
@@ -108,7 +117,7 @@ def measure_columns(
             done = list(_run(measure, bounds, num_workers))
         if share is None:
             _check_whole(measure, num_rows)
-            _merge(parts, path)
+            _merge(measure, path, fingerprint(facts))
     return {
         "path": str(path),
         "on": on,
@@ -117,6 +126,44 @@ def measure_columns(
         "computed": sum(part.num_computed for part in done),
         "failed": sum(part.num_failed for part in done),
     }
+
+
+def _check_keys(dataset: StreamingDataset, on: str) -> None:
+    """Raise ConfigError where a column cannot name rows: no run could join what is computed."""
+    from sqlstream.index.build.join import can_be_key
+    from sqlstream.index.types.models import quote
+
+    column = next(column for column in dataset.index.columns if column.name == on)
+    if column.is_in_place or not can_be_key(column.field.type):
+        raise ConfigError(
+            f"--on {on} has values of type {column.type}, which cannot name rows: give a column of integers or text"
+        )
+    key = quote(column.physical)
+    query = f"SELECT {key} AS value FROM dataframe WHERE {key} IS NOT NULL GROUP BY {key} HAVING count(*) > 1 LIMIT 1"
+    for value in dataset.query(query).to_pylist():
+        raise ConfigError(f"--on {on} names no row: several rows have {value['value']!r} there: give a column without repeats")
+
+
+def _check_there(measure: Measure, path: Path, made_of: str, *, overwrite: bool) -> None:
+    """Raise OutputExistsError where a file is not the table that is asked for, or may not be replaced by it."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if overwrite:
+        if Path(measure.src).is_file() and path.samefile(measure.src):
+            raise OutputExistsError(f"--out {path} is the source: give another file")
+        return
+    try:
+        schema = pq.read_schema(path)
+    except (pa.ArrowException, OSError):
+        schema = pa.schema([])
+    said = (schema.metadata or {}).get(_MADE_OF.encode())
+    is_it = schema.names == [measure.on, *measure.columns] if said is None else said.decode() == made_of
+    if not is_it:  # earlier versions said nothing
+        raise OutputExistsError(
+            f"--out {path} is there, and is no table of {', '.join(measure.columns)} by {measure.transform} for the rows of "
+            f"{measure.src}: give another file, or --overwrite to replace it"
+        )
 
 
 def _bounds(measure: Measure, num_rows: int) -> list[tuple[int, int]]:
@@ -153,9 +200,15 @@ def _run(measure: Measure, bounds: list[tuple[int, int]], num_workers: int) -> I
         else:
             dataset = stack.enter_context(measure.open())
             found = (measure_part(measure, dataset, bound) for bound in missing)
-        for part in found:
-            bar.update(part.num_rows)
-            yield part
+        try:
+            for part in found:
+                bar.update(part.num_rows)
+                yield part
+        except BrokenProcessPool as error:
+            raise TransformError(
+                f"a process of --num-workers that ran --transform {measure.transform} died (killed, for want of memory, say): "
+                "the same command goes on with the parts that are missing; give fewer --num-workers if it dies again"
+            ) from error
 
 
 _worker: tuple[Measure, StreamingDataset] | None = None
@@ -172,13 +225,25 @@ def _measure_in_worker(bound: tuple[int, int]) -> MeasuredPart:
     return measure_part(*_worker, bound)
 
 
-def _merge(parts: Path, path: Path) -> None:
-    """Write all parts as one table, in the order of their rows, and remove them."""
+def _merge(measure: Measure, path: Path, made_of: str) -> None:
+    """Write all parts as one table, in the order of their rows, and remove them.
+
+    Raises:
+        TransformError: Parts have values of different types.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    parts = Path(measure.parts)
     files = sorted(parts.glob("*.parquet"))
-    schema = pa.unify_schemas([pq.read_schema(file) for file in files], promote_options="permissive")
+    try:
+        schema = pa.unify_schemas([pq.read_schema(file) for file in files], promote_options="permissive")
+    except pa.ArrowException as error:
+        raise TransformError(
+            f"--transform {measure.transform} gave values of several types ({error}): return one type for all rows, and give "
+            "--overwrite"
+        ) from error
+    schema = schema.with_metadata({_MADE_OF: made_of})
     temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     with pq.ParquetWriter(temporary, schema) as writer:
         for file in files:

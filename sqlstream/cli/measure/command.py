@@ -85,6 +85,6 @@ def run_measure(options: argparse.Namespace) -> int:
         print_facts([(name.replace("_", " "), str(value)) for name, value in document.items()])
     else:
         print_facts([(name.replace("_", " "), str(value)) for name, value in document.items()])
-        name = Path(document["path"]).name.partition("-")[0]
+        name = Path(document["path"]).stem.partition("-")[0]
         print(f"join it: StreamingDataset(…, join={{{name!r}: {document['path']!r}}}, on={document['on']!r})")
     return 0

@@ -59,18 +59,27 @@ class MeasuredPart:
 
 
 def measure_part(measure: Measure, dataset: StreamingDataset, bound: tuple[int, int]) -> MeasuredPart:
-    """Write the table of some rows."""
+    """Write the table of some rows.
+
+    Raises:
+        TransformError: A value is none of a table, or of another type than others.
+    """
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    from sqlstream.index.types.arrow import arrays_of
+
     start, stop = bound
     num_computed = num_failed = 0
-    columns: dict[str, list[Any]] = {name: [] for name in (measure.on, *measure.columns)}
+    key = next(column for column in dataset.index.sql_columns if column.name == measure.on)
+    keys: list[tuple[Any, ...]] = []
+    columns: dict[str, list[Any]] = {name: [] for name in measure.columns}
     for first in range(start, stop, TOGETHER):
         numbers = range(first, min(first + TOGETHER, stop))
         ids = dataset.index.row_ids(np.array(numbers)).tolist()
         rows = dict(zip(numbers, dataset.index.rows(ids), strict=True))
+        keys += [(row[dataset.index.sql_columns.index(key)],) for row in dataset.index.stored_rows(ids)]
         lacking = [number for number, row in rows.items() if any(row.get(name) is None for name in measure.columns)]
         for number, found in zip(lacking, _computed(measure, dataset, lacking), strict=True):
             num_computed, num_failed = num_computed + (found is not None), num_failed + (found is None)
@@ -79,9 +88,27 @@ def measure_part(measure: Measure, dataset: StreamingDataset, bound: tuple[int, 
             values += [row[name] for row in rows.values()]
     path = path_of(measure, start, stop)
     temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.tmp")
-    pq.write_table(pa.table(columns), temporary)
+    arrays = {name: _array(measure, name, values, bound) for name, values in columns.items()}
+    pq.write_table(pa.table({measure.on: arrays_of([key], keys)[0], **arrays}), temporary)
     os.replace(temporary, path)
     return MeasuredPart(num_rows=stop - start, num_computed=num_computed, num_failed=num_failed)
+
+
+def _array(measure: Measure, name: str, values: list[Any], bound: tuple[int, int]) -> Any:
+    """Return the values of a column.
+
+    Raises:
+        TransformError: No column of a table can have them.
+    """
+    import pyarrow as pa
+
+    try:
+        return pa.array(values)
+    except (pa.ArrowException, OverflowError, TypeError) as error:
+        raise TransformError(
+            f"--transform {measure.transform} gave values for {name!r} in rows {bound[0]} to {bound[1] - 1} that no column of "
+            f"a table holds ({error}): return numbers, texts, bytes, times, lists or dicts, of one type for all rows"
+        ) from error
 
 
 def _computed(measure: Measure, dataset: StreamingDataset, numbers: list[int]) -> Iterator[dict[str, Any] | None]:
@@ -117,7 +144,13 @@ def _values(measure: Measure, function: Callable[..., Any], sample: dict[str, An
             f"--transform {measure.transform} gave no {', '.join(missing)} for row {number}: return the value of a single "
             "--column, or a dict that has all of them"
         )
-    return {name: value.item() if hasattr(value := values[name], "item") else value for name in measure.columns}
+    try:
+        return {name: value.item() if hasattr(value := values[name], "item") else value for name in measure.columns}
+    except (ValueError, RuntimeError) as error:  # of numpy, of torch
+        raise TransformError(
+            f"--transform {measure.transform} gave an array of several values for row {number} ({error}): return one value "
+            "for each column, or .tolist() for a column of lists"
+        ) from error
 
 
 def path_of(measure: Measure, start: int, stop: int) -> Path:

@@ -364,6 +364,11 @@ def _made_absolute(column: Column, values: Sequence[Any], base_url: str, src: st
     return encode_named(pa.array(paths, column.field.type), column.field, src)
 
 
+def can_be_key(kind: pa.DataType) -> bool:
+    """Return whether values of a type can name rows that are joined."""
+    return any(is_one(kind) for is_one in _COMPARED)
+
+
 def _check_types(on: str, own: pa.Field[Any], file: str, table: _KeyedTable) -> None:
     """Look whether keys of the source and of a joined table can be equal at all.
 
@@ -372,7 +377,7 @@ def _check_types(on: str, own: pa.Field[Any], file: str, table: _KeyedTable) -> 
     """
     theirs = table.key.field
     for field, where in ((own, file), (theirs, table.src)):
-        if not types.is_null(field.type) and not any(is_one(field.type) for is_one in _COMPARED):
+        if not types.is_null(field.type) and not can_be_key(field.type):
             raise SchemaError(
                 f"{where} has values of type {field.type} in {on!r}, which cannot name rows that are joined: "
                 "use a column of integers or text"
