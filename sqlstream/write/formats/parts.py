@@ -11,6 +11,7 @@ import importlib
 import io
 import json
 import pickle
+import struct
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
@@ -144,6 +145,18 @@ def _as_npz(value: Any) -> bytes:
     return file.getvalue()
 
 
+def _as_tensors(value: Any) -> bytes:
+    """Return an array, or a list of arrays, in WebDataset's tenbin, whose layout `transforms/decode_by_extension.py` has."""
+    chunks: list[bytes] = []
+    for array in map(_array, value if isinstance(value, list | tuple) else [value]):
+        kind = array.dtype.newbyteorder("<").str[1:]
+        if kind not in _TENSOR_KINDS:
+            raise EncodeError(f"an array of type {array.dtype}: tenbin has integers, and floats of 16, 32 and 64 bits: cast it")
+        head = struct.pack(f"<8s8sq{array.ndim}q", kind.encode(), b"", array.ndim, *array.shape)
+        chunks += [head, array.astype(f"<{kind}").tobytes()]
+    return b"".join(b"~TenBin~" + struct.pack("<q", len(chunk)) + chunk + bytes(-len(chunk) % 64) for chunk in chunks)
+
+
 def _as_image(layout: str, value: Any) -> bytes:
     """Return an image file of an image of Pillow or of an array: [h, w] or [h, w, 3], bytes or floats from 0 to 1."""
     if isinstance(value, np.ndarray):
@@ -176,6 +189,7 @@ def _packed(package: str, function: str, value: Any) -> bytes:
     return data
 
 
+_TENSOR_KINDS = frozenset("f2 f4 f8 i1 i2 i4 i8 u1 u2 u4 u8".split())
 _PICKLES = frozenset("pkl pickle pyd".split())
 _ENCODERS: Mapping[str, Callable[[Any], bytes]] = MappingProxyType(
     {
@@ -183,6 +197,7 @@ _ENCODERS: Mapping[str, Callable[[Any], bytes]] = MappingProxyType(
         **dict.fromkeys("json jsn".split(), _as_json),
         "npy": _as_npy,
         "npz": _as_npz,
+        **dict.fromkeys("ten tenbin tb".split(), _as_tensors),
         **dict.fromkeys("mp msgpack msg".split(), partial(_packed, "msgpack", "packb")),
         "cbor": partial(_packed, "cbor2", "dumps"),
         **dict.fromkeys("jpg jpeg img image".split(), partial(_as_image, "JPEG")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import tarfile
 from pathlib import Path
@@ -14,6 +15,9 @@ import torch
 import sqlstream.compat.webdataset as wds
 from sqlstream.errors import ConfigError, EncodeError
 from tests.compat.webdataset.kit import UNPICKLE, opened
+
+THEIRS = "1faa79df6abf56cea81ce1c30b75c7c739e3b0ba90b0dc79ff98f68b4170bcf8"
+"""SHA-256 of what `tenbin.encode_buffer` of webdataset 1.0.2 makes of two arrays."""
 
 SAMPLE: dict[str, Any] = {
     "__key__": "a/1",
@@ -70,6 +74,19 @@ def test_an_open_file_own_encoders_and_fields_of_metadata_are_taken(tmp_path: Pa
         writer.write({"__key__": "a", "x": 1})
     assert b"2" in own.getvalue()
     assert np.array_equal(np.load(io.BytesIO(wds.numpy_dumps(np.arange(2)))), np.arange(2))
+
+
+def test_arrays_are_written_as_theirs_writes_them_and_come_back(tmp_path: Path) -> None:
+    arrays = [np.arange(3.0), np.arange(6, dtype=np.uint8).reshape(2, 3)]
+    with wds.TarWriter(tmp_path / "a.tar") as writer:
+        writer.write({"__key__": "a", "ten": arrays, "one.tb": np.arange(2)})
+        with pytest.raises(EncodeError, match=r"'ten', .*an array of type complex128: tenbin has integers, and floats"):
+            writer.write({"__key__": "b", "ten": np.ones(1, complex)})
+    (raw,) = opened(str(tmp_path / "a.tar"), tmp_path)
+    assert hashlib.sha256(raw["ten"]).hexdigest() == THEIRS
+    (sample,) = opened(str(tmp_path / "a.tar"), tmp_path).decode()
+    assert [array.tolist() for array in sample["ten"]] == [array.tolist() for array in arrays]
+    assert [array.tolist() for array in sample["one.tb"]] == [[0, 1]]
 
 
 def test_values_are_bytes_where_nothing_encodes_them(tmp_path: Path) -> None:
