@@ -178,11 +178,17 @@ class Decoder:
             DecodingError: A field does not decode, is a pickle, or holds no bytes.
         """
         if self.whole is not None:
-            return self.whole(sample.copy())  # a stage before it may give the same one again
+            made = self.whole(sample.copy())  # a stage before it may give the same one again
+            for name, value in made.items():
+                if name[:2] == "__" and isinstance(value, bytes):
+                    made[name] = _as_text(value)
+            return made
         return {name: self._field(sample, name, value) for name, value in sample.items()}
 
     def _field(self, sample: dict[str, Any], name: str, value: Any) -> Any:
-        if name.startswith("__") or (self.only is not None and name not in self.only):
+        if name.startswith("__"):
+            return _as_text(value)
+        if self.only is not None and name not in self.only:
             return value
         try:
             if not isinstance(value, bytes):
@@ -209,6 +215,14 @@ class Decoder:
         default = (gzfilter, basichandlers)
         shown = [_named(some) for some in self.handlers if some not in default]
         return f"decode({', '.join(shown)})"
+
+
+def _as_text(value: Any) -> Any:
+    """Return what a sample says of itself as text; bytes that are none stay."""
+    try:
+        return value.decode() if isinstance(value, bytes) else value
+    except UnicodeDecodeError:
+        return value
 
 
 def _named(handler: Any) -> str:

@@ -13,6 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from sqlstream import distributed
 from sqlstream.compat.webdataset.stages.base import PipelineStage
+from sqlstream.errors import ConfigError
 from sqlstream.storage.members.braces import expand
 
 Shard = dict[str, Any]
@@ -26,9 +27,15 @@ def expand_urls(urls: str) -> list[str]:
 
 
 def expand_source(source: _Urls, max_urls: int = int(1e9)) -> list[str]:
-    """Return the URLs that a text, a path, or an iterable of them names."""
+    """Return the URLs that a text, a path, or an iterable of them names.
+
+    Raises:
+        ConfigError: It is none of these.
+    """
     if isinstance(source, str | os.PathLike):
         return expand(os.fspath(source))
+    if not isinstance(source, Iterable):
+        raise ConfigError(f"{source!r} names no shards: give a text with their URLs, or a list of such texts")
     return [os.fspath(url) if isinstance(url, os.PathLike) else url for url in islice(source, max_urls)]
 
 

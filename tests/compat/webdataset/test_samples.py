@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import sqlstream.compat.webdataset as wds
-from sqlstream.errors import DamagedShardError, DecodeError, ObjectNotFoundError, SourceError
+from sqlstream.errors import ConfigError, DamagedShardError, DecodeError, ObjectNotFoundError, SourceError
 from tests.compat.webdataset.kit import GOLDEN, KEYS, UNPICKLE, comparable, number_of, numbered, opened
 from tests.goldens import FIXTURES, expected
 from tests.stream.shards import tar_of
@@ -208,3 +208,19 @@ def test_a_handler_decides_on_shards_of_this_machine_that_are_not_there(
             assert sorted(sample["__key__"] for sample in chain) == wanted
     with pytest.raises(ObjectNotFoundError, match=r"7\.tar does not exist"):
         opened(f"{tmp_path}/7.tar", tmp_path, handler=handler)
+
+
+def test_what_a_sample_says_of_itself_is_decoded_as_text(tmp_path: Path) -> None:
+    def add(sample: dict[str, Any]) -> dict[str, Any]:
+        return {**sample, "__place__": b"here", "__odd__": b"\xff"}
+
+    for decoders in ((), (lambda _key, _data: None,)):
+        sample = next(iter(opened(numbered(tmp_path / "shards"), tmp_path).map(add).decode(*decoders)))
+        assert (sample["__place__"], sample["__odd__"], sample["cls"]) == ("here", b"\xff", 0)
+
+
+@pytest.mark.parametrize("urls", [3, None, 2.5])
+def test_what_names_no_shards_is_refused(urls: Any) -> None:
+    for kind in (wds.WebDataset, wds.SimpleShardList, wds.ResampledShards):
+        with pytest.raises(ConfigError, match=f"{urls} names no shards: give a text"):
+            kind(urls)
