@@ -193,6 +193,20 @@ def test_a_jpeg_that_is_not_what_its_file_holds_is_encoded(
         assert max(abs(a - b) for a, b in zip(written.tobytes()[-3:], opened.tobytes()[-3:], strict=True)) < 40
 
 
+@pytest.mark.parametrize(
+    ("value", "number"), [(3.0, 3), (np.float32(3), 3), (np.bool_(True), 1), (np.array([3]), 3), (np.array([[3.0]]), 3)]
+)
+def test_what_the_peer_casts_to_a_whole_number_is_taken_where_it_is_one(value: Any, number: int) -> None:
+    for encoding in ("int8", "uint16", "int64"):
+        assert encoder_of("x", encoding)[0](value) == np.dtype(encoding).type(number).tobytes()
+
+
+@pytest.mark.parametrize("value", [3.5, np.array([3, 4]), np.array([3.5]), "3", math.inf, np.ma.masked_array([1], mask=[True])])
+def test_what_is_no_whole_number_is_refused_where_the_peer_cuts_it(value: Any) -> None:
+    with pytest.raises(EncodeError, match="column 'x' of encoding 'int32'"):
+        MdsEncoder({"x": "int32"}).encode({"x": value})
+
+
 def test_what_an_encoding_has_no_place_for_is_refused() -> None:
     coloured = Image.new("P", (2, 2))
     coloured.putpalette([9, 8, 7] * 256)

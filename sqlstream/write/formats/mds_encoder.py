@@ -156,9 +156,18 @@ def _encode_int(value: Any) -> bytes:
     return struct.pack("<q", operator.index(value))
 
 
+def _whole_number(value: Any) -> int:
+    """Return the whole number that a value is exactly, of what the peer casts: floats, numpy's bools, arrays of one value."""
+    if isinstance(value, np.ndarray) and value.size == 1 and not isinstance(value, np.ma.MaskedArray):
+        value = value.item()
+    if isinstance(value, np.bool_) or (isinstance(value, float | np.floating) and float(value).is_integer()):
+        return int(value)
+    return operator.index(value)
+
+
 def _encode_scalar(dtype: np.dtype[Any], value: Any) -> bytes:
     if dtype.kind != "f":
-        return bytes(np.array(operator.index(value), dtype).tobytes())  # a number out of range raises
+        return bytes(np.array(_whole_number(value), dtype).tobytes())  # a number out of range raises
     with np.errstate(over="ignore"):  # float16(1e9) is infinite, as there
         return bytes(np.float64(value).astype(dtype).tobytes())
 
