@@ -155,8 +155,14 @@ def test_a_loader_goes_on_with_a_mixture(two: list[str]) -> None:
 def test_contradictions_of_shares_are_refused(two: list[str]) -> None:
     with pytest.raises(ConfigError, match="proportion and repeat are given"):
         Stream(local=two[0], proportion=1, repeat=1)
-    with pytest.raises(ConfigError, match="choose=-1 is negative"):
+    with pytest.raises(ConfigError, match="choose=-1 is out of range: give 0 or more"):
         Stream(local=two[0], choose=-1)
+    for name in ("proportion", "repeat", "choose", "download_retry", "download_timeout"):
+        wrong: dict[str, Any] = {name: "1"}
+        with pytest.raises(ConfigError, match=f"{name}='1' is no .*number: give 0"):
+            Stream(local=two[0], **wrong)
+    with pytest.raises(ConfigError, match="streams has 3, which is no stream: give Stream"):
+        StreamingDataset(streams=[3])  # type: ignore[list-item]  # as a caller without types does
     with pytest.raises(ConfigError, match=r"Stream\(local='.*large'\) has no proportion"):
         StreamingDataset(streams=[Stream(local=two[0], proportion=1), Stream(local=two[1])])
     with pytest.raises(ConfigError, match="epoch_size=5 and repeat= or choose="):

@@ -80,6 +80,10 @@ def test_numbers_and_sizes_become_ours() -> None:
         {"replication": 0},
         {"epoch_size": "-5"},
         {"epoch_size": "many"},
+        {"batch_size": "4"},
+        {"shuffle_block_size": "1k"},
+        {"shuffle_block_size": 10.5},
+        {"predownload": "all"},
     ],
     ids=lambda given: "-".join(f"{name}_{value}" for name, value in given.items()),
 )

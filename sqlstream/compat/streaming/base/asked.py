@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlstream.compat.streaming.base.util import number_abbrev_to_int
+from sqlstream.config.checks import check_at_least
 from sqlstream.errors import ConfigError
 from sqlstream.world import World
 
@@ -56,8 +57,8 @@ class Asked:
             ("replication", 1),
             ("predownload", 0),
         ):
-            if (number := getattr(self, name)) is not None and number < least:
-                raise ConfigError(f"{name}={number} is too small: give {least} or more")
+            if (number := getattr(self, name)) is not None:
+                check_at_least(name, number, least)
         size = None if not self.epoch_size else number_abbrev_to_int(self.epoch_size)
         if size is not None and size < 1:
             raise ConfigError(f"epoch_size={self.epoch_size!r} is no number of samples: give 1 or more, or None")

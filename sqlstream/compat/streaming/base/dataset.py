@@ -371,7 +371,13 @@ class StreamingDataset(Array, IteratedDataset):
 
 
 def _with_defaults(stream: Stream, default: Mapping[str, Any]) -> Stream:
-    """Return a stream with what the dataset says for those that say nothing; the user's own stays as it is."""
+    """Return a stream with what the dataset says for those that say nothing; the user's own stays as it is.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    if not hasattr(stream, "proportion"):
+        raise ConfigError(f"streams has {stream!r}, which is no stream: give Stream(remote=…, local=…)")
     given = {name: getattr(stream, name) for name in ("remote", "local", "proportion", "repeat", "choose")}
     for name, value in default.items():
         own = getattr(stream, name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from sqlstream.config.checks import check_at_least
 from sqlstream.errors import ConfigError
 
 SHARES = ("proportion", "repeat", "choose")
@@ -56,11 +57,14 @@ class Stream:
         self.keep_zip = keep_zip
         if len(self.share) > 1:
             raise ConfigError(f"{' and '.join(self.share)} are given: at most one of proportion, repeat and choose may be")
-        for name, value in (*self.share.items(), ("download_retry", download_retry)):
-            if value is not None and value < 0:
-                raise ConfigError(f"{name}={value} is negative: give 0 or more")
-        if download_timeout is not None and download_timeout <= 0:
-            raise ConfigError(f"download_timeout={download_timeout} is no time: give more than 0 seconds")
+        for name, value in self.share.items():
+            check_at_least(name, value, 0 if name == "choose" else 0.0)
+        if download_retry is not None:
+            check_at_least("download_retry", download_retry, 0)
+        if download_timeout is not None:
+            check_at_least("download_timeout", download_timeout, 0.0)
+        if download_timeout == 0:
+            raise ConfigError("download_timeout=0 is no time: give more than 0 seconds")
 
     @property
     def share(self) -> dict[str, Any]:
