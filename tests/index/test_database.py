@@ -202,6 +202,17 @@ def test_a_database_file_that_is_not_there_is_an_error_and_is_not_made(tmp_path:
     with pytest.raises(SourceError, match=r"the database file .*none\.db does not exist: check the path"):
         build(tmp_path, f"sqlite:///{tmp_path}/none.db", sql_query="SELECT 1 AS n")
     assert not (tmp_path / "none.db").exists()
+    for url in ("sqlite:///file:{}?uri=true", "sqlite:///file://{}?uri=true&mode=rwc"):
+        with pytest.raises(SourceError, match=r"the database file .*no ne\.db does not exist"):
+            build(tmp_path, url.format(tmp_path / "no%20ne.db"), sql_query="SELECT 1")
+    sqlite3.connect(tmp_path / "is there.db").close()
+    for url in (
+        f"sqlite:///file:{tmp_path}/is%20there.db?uri=true&mode=ro",
+        "sqlite:///file:name?uri=true&mode=memory",
+        "sqlite://",
+    ):
+        assert len(build(tmp_path, url, sql_query=f"SELECT 1 AS x -- {url}")) == 1
+    assert not list(tmp_path.glob("no*"))
 
 
 def test_text_beside_bytes_in_a_column_of_sqlite_is_an_error(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 from uuid import UUID
 
 import pyarrow as pa
@@ -125,7 +126,7 @@ def _through_sqlalchemy(url: str, query: str) -> Iterator[pa.RecordBatch]:
 
     address = sqlalchemy.make_url(re.sub(r"^postgres(?=[:+])", "postgresql", url))
     if is_local_database(url):
-        _check_is_there(address.database)
+        _check_is_there(address.database, is_in_memory="memory" in address.query.get("mode", ()))
     engine = sqlalchemy.create_engine(address, poolclass=sqlalchemy.NullPool)
     read_only = {"postgresql_readonly": True} if engine.dialect.name == "postgresql" else {}
     with engine.connect().execution_options(stream_results=True, yield_per=_ROWS_AT_A_TIME, **read_only) as connection:
@@ -138,9 +139,11 @@ def _through_sqlalchemy(url: str, query: str) -> Iterator[pa.RecordBatch]:
             yield _batch(names, rows)
 
 
-def _check_is_there(database: str | None) -> None:
+def _check_is_there(database: str | None, *, is_in_memory: bool) -> None:
     """Raise SourceError if the file of a database does not exist: drivers make an empty one, and query that."""
-    if not database or database == ":memory:" or database.startswith("file:") or Path(database).exists():
+    if database is not None and database.startswith("file:"):  # a URI of SQLite, whose options are those of the address
+        database = unquote(urlsplit(database).path)
+    if not database or database == ":memory:" or is_in_memory or Path(database).exists():
         return
     raise SourceError(
         f"the database file {Path(database).absolute()} does not exist: check the path (three slashes begin a relative one, "
