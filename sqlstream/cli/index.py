@@ -301,18 +301,12 @@ def run_query(options: argparse.Namespace) -> int:
     """Print the result of a query on one index file."""
     from sqlstream.index.file.index import Index
     from sqlstream.index.sql import sandbox
-    from sqlstream.index.types.values import unsigned_back
 
     if options.csv and options.json:
         raise ConfigError("--csv and --json exclude each other: give one of them")
-    index = Index(choose_index(options.dst, options.index))
-    try:
+    with contextlib.closing(Index(choose_index(options.dst, options.index))) as index:
         names, rows = sandbox.run_query(index, options.sql)
-        unsigned = {column.physical.lower() for column in index.sql_columns if column.type == "uint64"}
-    finally:
-        index.close()
-    shown = [_cell if name.lower() not in unsigned else unsigned_back for name in names]
-    cells = [[show(value) for show, value in zip(shown, row, strict=True)] for row in rows]
+    cells = [[_cell(value) for value in row] for row in rows]
     if options.json:
         print_json({"columns": names, "rows": cells})
     elif options.csv:

@@ -11,7 +11,6 @@ import pyarrow as pa
 from sqlstream.config import IndexOptions
 from sqlstream.errors import ConfigError
 from sqlstream.index.build.lazy import LazyIndex
-from sqlstream.index.build.select import ResultColumn
 from sqlstream.index.file.index import Index
 from sqlstream.index.file.workplace import workplace
 from sqlstream.index.sql.dialect import bracketed
@@ -20,6 +19,7 @@ from sqlstream.index.sql.sandbox import Sandbox
 from sqlstream.index.sql.sqlite_engine import SELECTED
 from sqlstream.index.types.arrow import table_of
 from sqlstream.index.types.models import VIEWS, fingerprint
+from sqlstream.index.types.result_column import ResultColumn
 
 _ROWS_AT_A_TIME = 8192
 
@@ -58,7 +58,7 @@ def query_rows(index: Index, sql: str, options: IndexOptions, directory: Path) -
         known = sandbox.result_fields()
         names, batches = sandbox.run(sandbox.statement, _ROWS_AT_A_TIME)
         logical = {column.physical.lower(): column.name for column in index.sql_columns}
-        kinds = [ResultColumn(logical.get(name.lower(), name), index) for name in names]
+        kinds = [ResultColumn(logical.get(name.lower(), name), index, sandbox.columns_read) for name in names]
         rows = list(chain.from_iterable(batches))
     for kind, values in zip(kinds, zip(*rows, strict=True), strict=False):  # of an empty result there are none
         kind.look_at(values)

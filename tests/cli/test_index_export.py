@@ -167,6 +167,7 @@ def test_unsigned_numbers_are_shown_as_numbers(tmp_path: Path) -> None:
         [None, ""],
         [2**64 - 1, "F" * 16],
     ]
+    assert run_json("index", "query", tmp_path / "c", "SELECT max(u), u AS other FROM dataframe")["rows"] == [[2**64 - 1] * 2]
     (info,) = run_json("index", "info", tmp_path / "c", "--ranges")["indexes"]
     assert info["ranges"] == [{"name": "u", "num_nulls": 1, "least": 3, "greatest": 2**64 - 1}]
 

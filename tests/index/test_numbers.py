@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import re
+import sqlite3
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sqlstream.config import IndexOptions
 from sqlstream.errors import QueryError
 from sqlstream.index.file.index import Index
+from sqlstream.index.file.intact import stamp_sqlite
+from sqlstream.index.query import query_rows
 from sqlstream.index.sql.sandbox import run_query
+from sqlstream.index.types.models import ANY, ENCODING
 from tests.index.lazily import open_lazily, rows_of
 from tests.index.sources import all_rows, build
 
@@ -100,6 +107,41 @@ def test_columns_whose_values_are_all_numbers_are_compared_as_ever(index: Index)
     found = run_query(index, "SELECT row FROM dataframe WHERE cost > 1 AND count64 % 5 = 0 ORDER BY cost")[1]
     assert found == [(0,), (3,)]
     assert run_query(index, "SELECT row FROM dataframe ORDER BY hash64 DESC, price IS NULL")[1] == [(1,), (0,), (3,), (2,)]
+
+
+HASHES = pa.table(
+    {"n": [0, 1, 2, 3], "hash64": pa.array([2**63, 17, None, 2**64 - 1], pa.uint64()), "own": [b"\xff" * 8, b"", None, b"x"]}
+)
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("SELECT n, hash64 AS other FROM dataframe", [2**63, 17, None, 2**64 - 1]),
+        ("SELECT *, hash64 AS other FROM dataframe", [2**63, 17, None, 2**64 - 1]),
+        ("SELECT n, hash64 AS other FROM dataframe WHERE n IN (0, 3)", [2**63, 2**64 - 1]),
+        ("SELECT max(hash64) AS other FROM dataframe", [2**64 - 1]),
+        ("SELECT own AS other, hash64 FROM dataframe WHERE n = 0", [b"\xff" * 8]),
+        ("SELECT own AS other FROM dataframe", [b"\xff" * 8, b"", None, b"x"]),
+    ],
+)
+def test_an_unsigned_integer_stays_one_under_another_name(query: str, expected: list[Any], tmp_path: Path) -> None:
+    computed = build(tmp_path, HASHES, sql_query=query)
+    assert [row["other"] for row in all_rows(computed)] == expected
+    plain = build(tmp_path, HASHES)
+    options = IndexOptions(src="memory")
+    assert query_rows(plain, query, options, tmp_path / "index").column("other").to_pylist() == expected
+
+
+def test_a_result_that_an_earlier_version_made_with_bytes_for_integers_is_made_again(tmp_path: Path) -> None:
+    query = "SELECT n, hash64 AS other FROM dataframe"
+    path = build(tmp_path, HASHES, sql_query=query).path
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("DELETE FROM meta WHERE key = 'tells_numbers'")
+        field = pa.schema([pa.field("other", pa.string(), metadata={ENCODING: ANY})]).serialize().to_pybytes()
+        connection.execute("UPDATE columns SET arrow_field = ? WHERE name = 'other'", (field,))
+    stamp_sqlite(path)
+    assert [row["other"] for row in all_rows(build(tmp_path, HASHES, sql_query=query))] == [2**63, 17, None, 2**64 - 1]
 
 
 def test_the_chunks_of_a_lazy_index_are_asked_one_by_one(tmp_path: Path) -> None:
@@ -197,7 +239,7 @@ def test_decimals_of_files_with_other_scales_are_equal(tmp_path: Path, scales: t
         if number == 1:  # the third file is added to the index of two
             build(tmp_path, tmp_path / "*.parquet")
     index = build(tmp_path, tmp_path / "*.parquet")
-    _, found = run_query(index, "SELECT price, count(*), count(DISTINCT hash(price, 1)) FROM dataframe GROUP BY price")
+    found = run_query(index, "SELECT price, count(*), count(DISTINCT hash(price, 1)) FROM dataframe GROUP BY price")[1]
     assert [count for _, count, _ in found] == [len(scales)] * 4
     assert [row["price"] for row in all_rows(index)] == prices * len(scales)
     lazily = rows_of(open_lazily(tmp_path, tmp_path / "*.parquet", where="hash(price, 1) % 2 = 0"))

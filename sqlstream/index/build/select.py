@@ -29,8 +29,9 @@ from sqlstream.index.named.find import chained_columns
 from sqlstream.index.sql.dialect import has_word, shortened
 from sqlstream.index.sql.sandbox import Sandbox
 from sqlstream.index.sql.syntax_trees import given_names, keeps_rows
-from sqlstream.index.types.fitting import are_floats, candidates, fitting
-from sqlstream.index.types.models import ANY, ENCODING, FORMAT_VERSION, ROW, Column, SelectionInfo, fingerprint
+from sqlstream.index.types.models import ANY, FORMAT_VERSION, ROW, Column, SelectionInfo, fingerprint
+from sqlstream.index.types.result_column import ResultColumn
+from sqlstream.index.types.values import encoding
 from sqlstream.progress import Progress, progress
 from sqlstream.sample_types import SAMPLE_FIELDS
 
@@ -38,7 +39,8 @@ logger = logging.getLogger(__name__)
 
 _POSITIONS_AT_A_TIME = 65_536
 _ROWS_AT_A_TIME = 8_192
-_NATURAL = {int: pa.int64(), float: pa.float64(), str: pa.string(), bytes: pa.binary()}
+_TELLS_NUMBERS = "tells_numbers"
+"""In `meta` of a result whose integers above 2^63 are told from bytes."""
 
 
 def open_selection(
@@ -137,7 +139,7 @@ class _Filter:
         """Return the result of an earlier run; None when there is none, or it is damaged."""
         computed = Index(self._directory / f"{self.key}.sqlite", base_url=self._base.base_url)
         if computed.is_usable():
-            if computed.meta.get("layout") == self._base.meta.get("layout"):
+            if computed.meta.get("layout") == self._base.meta.get("layout") and self._tells_numbers(computed):
                 return computed
             computed.close()
             return None
@@ -151,6 +153,16 @@ class _Filter:
             logger.warning("the index file %s is damaged: building it again", path)
             return None
         return self._with_positions(selection)
+
+    def _tells_numbers(self, computed: Index) -> bool:
+        """Return False for a result of an earlier version that may have integers above 2^63 as bytes."""
+        if _TELLS_NUMBERS in computed.meta or not any(
+            pa.types.is_uint64(column.field.type) for column in self._base.sql_columns
+        ):
+            return True
+        of_base = {column.name for column in self._base.columns}
+        own = [column.field for column in computed.sql_columns if column.name not in of_base]
+        return not any(pa.types.is_binary(field.type) or encoding(field) == ANY for field in own)
 
     def write_positions(self, sandbox: Sandbox, place: Workplace, bar: Progress) -> Index:
         """Write the ids of the rows that the query keeps, in its order, then the file that makes them valid."""
@@ -212,7 +224,7 @@ class _Filter:
         hidden = names[: len(sandbox.columns) + 1] == [ROW, *(column.name for column in self._base.sql_columns)]
         self._check_columns(names[hidden:], self._base.columns if hidden else ())
         typed = dict(zip(names, known.values(), strict=True)) if known else {}
-        kinds = [ResultColumn(name, self._base) for name in names]
+        kinds = [ResultColumn(name, self._base, sandbox.columns_read) for name in names]
         temporary = place.temporary()
         room = IndexRoom(temporary.parent, self._options)
         with contextlib.closing(IndexWriter(temporary, self._base.wanted_key, room=room)) as writer:
@@ -234,7 +246,8 @@ class _Filter:
                 raise self._empty()
             if content is not None:
                 content.finish()
-            own = {"fingerprint": self.key, "query": self.query, "base": self._base.fingerprint}
+            own: dict[str, object] = {"fingerprint": self.key, "query": self.query, "base": self._base.fingerprint}
+            own[_TELLS_NUMBERS] = True
             own |= chained_columns(writer, self._options.columns_to_download)
             meta = self._base.meta
             same: dict[str, object] = {name: meta[name] for name in ("src", "base_url", "key_column", "layout") if name in meta}
@@ -298,42 +311,3 @@ class _Filter:
 
     def _empty(self) -> EmptySelectionError:
         return EmptySelectionError(f"{self._shown} keeps no row: loosen its conditions", query=self.query)
-
-
-class ResultColumn:
-    """Finds the type of a result column: the source's of that name, or a wider one that holds the values, else SQLite's."""
-
-    def __init__(self, name: str, base: Index) -> None:
-        self.name = name
-        self._source = next((column for column in base.columns if column.name == name), None)
-        self._fields = [] if self._source is None else candidates(self._source.field)
-        self._kinds: set[type] = set()
-        self._is_float, self._is_negative = True, False
-
-    def look_at(self, column: tuple[Any, ...]) -> None:
-        """Take some stored values into account."""
-        self._kinds |= set(map(type, column)) - {type(None)}
-        self._fields = fitting(self._fields, column)
-        if int in self._kinds and self._is_float:
-            self._is_float = are_floats(column)
-        if self._fields and pa.types.is_uint64(self._fields[0].type) and not self._is_negative:
-            self._is_negative = any(type(value) is int and value < 0 for value in column)
-
-    def field(self, said: pa.Field[Any] | None) -> pa.Field[Any]:
-        """Return name and type.
-
-        Args:
-            said: What the engine of the query says of it; None: nothing.
-        """
-        if self._fields and (said is None or (self._source is not None and self._source.is_member)):
-            field = self._fields[0]
-            is_unsigned = pa.types.is_uint64(field.type)  # with files of int64 beside uint64, negative ones are its own
-            if not (is_unsigned and self._kinds == {int} and self._is_negative):
-                return field
-        if said is not None:
-            return said.with_name(self.name)  # the engine spells it as SQL does
-        if self._kinds == {int, float} and self._is_float:
-            return pa.field(self.name, pa.float64())
-        if len(self._kinds) > 1:
-            return pa.field(self.name, pa.string(), metadata={ENCODING: ANY})
-        return pa.field(self.name, _NATURAL[next(iter(self._kinds))] if self._kinds else pa.null())

@@ -22,6 +22,8 @@ from sqlstream.index.sql.query_process import Job, QueryLimits, QueryProcess
 from sqlstream.index.sql.sqlite_engine import SqliteEngine
 from sqlstream.index.sql.syntax_trees import check_distinct, judges_rows
 from sqlstream.index.sql.table import QueriedTable
+from sqlstream.index.types.result_column import ResultColumn
+from sqlstream.index.types.values import unsigned_back
 
 DEFAULT_LIMITS = QueryLimits()
 BUDGET_SECONDS = DEFAULT_LIMITS.seconds
@@ -161,7 +163,7 @@ class Sandbox:
 def run_query(
     index: Index, sql: str, limit: int | None = None, *, budget_seconds: float = BUDGET_SECONDS
 ) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Return column names and rows of a user's query, as SQLite has the values.
+    """Return column names and rows of a user's query, as SQLite has the values, but for integers above 2^63.
 
     Args:
         index: All rows of its file are queried.
@@ -179,4 +181,11 @@ def run_query(
             rows.extend(batch)
             if limit is not None and len(rows) >= limit:
                 break
-        return names, rows if limit is None else rows[:limit]
+        rows = rows if limit is None else rows[:limit]
+        logical = {column.physical.lower(): column.name for column in index.sql_columns}
+        kinds = [ResultColumn(logical.get(name.lower(), name), index, sandbox.columns_read) for name in names]
+    for kind, values in zip(kinds, zip(*rows, strict=True), strict=False):  # of an empty result there are none
+        kind.look_at(values)
+    if not any(are_unsigned := [pa.types.is_uint64(kind.field(None).type) for kind in kinds]):
+        return names, rows
+    return names, [tuple(unsigned_back(v) if is_it else v for v, is_it in zip(row, are_unsigned, strict=True)) for row in rows]

@@ -249,6 +249,11 @@ def _unsigned(array: Any, _kind: Any) -> Encoded:
     return Encoded([v.to_bytes(8, "big") if v is not None and v > _INT64_MAX else v for v in array.to_pylist()])
 
 
+def is_large_unsigned(stored: bytes) -> bool:
+    """Return whether bytes are what the file has of an integer above int64."""
+    return len(stored) == 8 and stored[0] >= 0x80
+
+
 def unsigned_back(stored: Any) -> object:
     """Return the number that a value of a column of uint64 stands for."""
     return int.from_bytes(stored, "big") if isinstance(stored, bytes) else stored
