@@ -1,4 +1,4 @@
-"""Shards that go, or become something else, after they were indexed: an error names them, and for local ones `on_error` applies."""
+"""Shards that go, or become something else, after they were indexed: an error names them; for local ones `on_error` applies."""
 
 from __future__ import annotations
 

@@ -31,5 +31,5 @@ def test_a_source_whose_name_is_no_text_is_an_error_with_the_cure(src: str, tmp_
 def test_a_nul_is_in_no_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="src has a NUL in it"):
         StreamingDataset(f"{tmp_path}/a\0b.csv", tmp_path / "cache")
-    with pytest.raises(ConfigError, match="the cache directory .* has a NUL in it: give another one"):
+    with pytest.raises(ConfigError, match=r"the cache directory .* has a NUL in it: give another one"):
         StreamingDataset(f"{tmp_path}/t.csv", f"{tmp_path}/a\0b")

@@ -235,8 +235,8 @@ def open_directory(root: Path, *, create: bool, allow_network_fs: bool) -> None:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise CacheDirectoryError(
-            f"cannot create the cache directory {root} ({error.strerror}{lack_of_inodes(root.parent)}): give another one, or mend "
-            "the rights or the disk of its parent"
+            f"cannot create the cache directory {root} ({error.strerror}{lack_of_inodes(root.parent)}): give another one, or "
+            "mend the rights or the disk of its parent"
         ) from error
     check_directory(root, allow_network_fs=allow_network_fs)
     if (root / "FORMAT").is_dir():

@@ -107,7 +107,8 @@ def workplace(
     except Exception as error:
         if _is_removed(error, directory):
             raise CacheDirectoryError(
-                f"{directory} was removed, or a file in it, while the index {key} was built there ({error}): open the dataset anew"
+                f"{directory} was removed, or a file in it, while the index {key} was built there ({error}): open the dataset "
+                "anew"
             ) from error
         if _is_of_the_disk(error):
             raise CacheDiskError(
@@ -124,7 +125,7 @@ def workplace(
 
 
 def _is_removed(error: Exception, directory: Path) -> bool:
-    """Return whether an error is one of what another program has removed here; what lies elsewhere is named where it is read."""
+    """Return whether an error is one of what another program has removed here; what lies elsewhere is named by who reads it."""
     if isinstance(error, SqlStreamError):
         return False
     is_here = isinstance(error, FileNotFoundError) and str(error.filename).startswith(f"{directory}{os.sep}")

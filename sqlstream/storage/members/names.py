@@ -104,8 +104,8 @@ def twice(shard: str, name: str, first: str | None) -> DamagedShardError:
     """
     beside = "WebDataset's own field" if first is None else repr(first)
     return DamagedShardError(
-        f"{shard or 'a shard'} has {name!r} beside {beside}, and a sample has one part of each extension: rename or remove one of "
-        "them"
+        f"{shard or 'a shard'} has {name!r} beside {beside}, and a sample has one part of each extension: rename or remove one "
+        "of them"
     )
 
 

@@ -66,6 +66,4 @@ class ParquetTable:
     def _opened(self, folded: list[str]) -> pq.ParquetFile:
         """Return the file with the columns `folded` read as dictionaries."""
         # Without pre_buffer, which holds all columns of a row group at once.
-        return pq.ParquetFile(
-            self._source.open(), pre_buffer=False, read_dictionary=folded, page_checksum_verification=True
-        )
+        return pq.ParquetFile(self._source.open(), pre_buffer=False, read_dictionary=folded, page_checksum_verification=True)
