@@ -239,7 +239,7 @@ def test_m6_a_process_within_a_step_goes_on_there(tmp_path: Path) -> None:
         assert seen(list(again)) == rest
         assert len(first) + len(rest) == EPOCH_SIZE
         with pytest.raises(StateError, match="taken within a step, so streams cannot come or go"):
-            again.load_state_dict(state, streams="continue")
+            again.load_state_dict(state, streams={"web": "restart"})
 
 
 def test_streams_of_one_directory_and_settings_have_one_cache(tmp_path: Path) -> None:

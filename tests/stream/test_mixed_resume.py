@@ -122,3 +122,41 @@ def test_places_before_streams_have_come_are_refused(tmp_path: Path) -> None:
             next(iter(loader))
         loader.set_epoch(2)
         assert Counter(name for name, *_ in next(iter(loader))) == Counter(next(job.mixed.plan(13, 14)).num_samples)
+
+
+@pytest.mark.parametrize("weights", [{"web": 1, "av": 2}, [(0, {"web": 1, "av": 2}), (8, {"web": 1, "av": 1})]])
+def test_a_run_whose_streams_did_not_change_goes_on_as_it_was_whatever_is_said_of_streams(tmp_path: Path, weights: Any) -> None:
+    with after(tmp_path, weights=weights) as job:
+        steps = [(batch, state) for batch, state in job.states(7)]
+    for num_ranks, place in ((1, 0), (2, 2), (1, 4)):
+        with after(tmp_path, num_ranks, weights=weights) as again:
+            again.load(steps[place][1], streams="continue")
+            assert [sorted(batch) for batch, _ in again.states(2)] == [
+                sorted(batch) for batch, _ in steps[place + 1 : place + 3]
+            ]
+
+
+def test_a_run_that_once_went_on_with_other_streams_goes_on_as_it_was(tmp_path: Path) -> None:
+    weights = {"web": 1, "av": 2}
+    with after(tmp_path, weights=weights) as job:
+        job.load(begun(tmp_path, 6), streams="continue")
+        (_, state), (expected, _) = job.states(2)
+    with after(tmp_path, weights=weights) as again:
+        again.load(state, streams="continue")
+        assert again.states(1)[0][0] == expected
+    with after(tmp_path, weights={"web": 2, "av": 1}) as other:
+        other.load(state, streams="continue")
+        assert Counter(name for name, *_ in other.states(1)[0][0]) == {"web": 8, "av": 4}
+
+
+def test_a_job_that_is_stopped_at_each_sample_draws_all_of_its_streams(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"weights": {"web": 1, "av": 2}, "epoch_size": None}
+    names: list[str] = []
+    state: dict[str, Any] | None = None
+    for _ in range(9):
+        with MixedJob(tmp_path, 1, 0, 1, lambda: streams_of(tmp_path, AFTER), **options) as job:
+            if state is not None:
+                job.load(state, streams="continue")
+            (batch, state), *_ = job.states(1)
+            names += [name for name, *_ in batch]
+    assert Counter(names) == {"web": 3, "av": 6}

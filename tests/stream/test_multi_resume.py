@@ -173,6 +173,17 @@ def test_a_run_that_went_on_with_other_streams_goes_on_from_its_later_states(tmp
             assert samples_of(job.steps(8)) == expected[4:]
 
 
+def test_a_run_whose_streams_did_not_change_goes_on_as_it_was_whatever_is_said_of_streams(tmp_path: Path) -> None:
+    with Job(tmp_path, of_one("a", "b", batch=4)) as job:
+        assert [*job.steps(5)]
+        state, expected = kept(job.state()), samples_of(job.steps(3))
+    for num_ranks, num_workers in LAYOUTS:
+        with Job(tmp_path, of_one("a", "b", batch=4), num_ranks, num_workers) as job:
+            job.load(state, streams="continue")
+            assert samples_of(job.steps(3)) == expected
+            assert job.loaders[0].counts(5) == {name: part["drawn"] for name, part in state["streams"].items()}
+
+
 def test_a_stream_that_comes_or_goes_may_make_or_end_a_group(tmp_path: Path) -> None:
     alone, together = of_one("a", "b"), [replace(one, mixing_group_id=0) for one in of_one("a", "c")]
     state: dict[str, Any] | None = None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from sqlstream.errors import ConfigError, StateError
 from sqlstream.order import Tail
@@ -71,7 +72,8 @@ def load_mixture(
         run: The run of now.
         saved: `StreamState.to_dict()`, of any number of ranks and workers.
         strict: False: take epoch and samples alone.
-        streams: `'continue'`: streams come and go; a dict: so that, and these begin anew.
+        streams: `'continue'`: streams come and go, and where none does the run goes on as it was; a dict: so that, and these
+            begin anew.
 
     Raises:
         StateError: It is the state of another run.
@@ -92,7 +94,8 @@ def load_mixture(
         if run.unit is MixtureUnit.RANK:  # an epoch that rounds up to whole turns is as long as theirs
             run.lanes = state.mixture.lanes
             run.settle()
-        _check(run, state, state.mixture, state.streams, goes_on=streams is not None, anew=anew)
+        is_changed = streams is not None and (bool(anew) or not _is_as_it_was(run, state, state.mixture))
+        _check(run, state, state.mixture, state.streams, goes_on=is_changed, anew=anew)
     except BaseException:
         run.lanes = lanes
         run.settle()
@@ -101,7 +104,7 @@ def load_mixture(
         if name in run.streams and name not in anew:
             row_weights(run.streams[name].schedule).restore(part.weights)
     run.away = {name: part for name, part in state.streams.items() if name not in run.streams}
-    if streams is None:
+    if not is_changed:
         run.mixing.restore(state.mixture.changes)
         go_on(run.schedule, state)
         return
@@ -129,6 +132,17 @@ def _num_steps_before(run: MixtureRun, state: StreamState, mixture: MixturePart)
     first = mixture.changes[0]
     before, epoch, sample = (first["step"], first["epoch"], first["sample"]) if "step" in first else (0, 0, 0)
     return before + (state.epoch - epoch) * num_steps + (state.sample_in_epoch - sample) // step_size
+
+
+def _is_as_it_was(run: MixtureRun, state: StreamState, mixture: MixturePart) -> bool:
+    present = set(state.streams or ()) - set(mixture.away)
+    is_as_long = state.epoch_size == run.schedule.identity.epoch_size
+    return present == set(run.streams) and is_as_long and have_same_weights(mixture.changes, run.mixing.to_state())
+
+
+def have_same_weights(theirs: Sequence[Mapping[str, Any]], ours: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether a state has the weights that a run was made with, from wherever the first of them hold."""
+    return theirs[0]["weights"] == ours[0]["weights"] and [*theirs[1:]] == [*ours[1:]]
 
 
 def restarted(names: Collection[str], streams: str | Mapping[str, str] | None, parts: Mapping[str, StreamPart]) -> set[str]:

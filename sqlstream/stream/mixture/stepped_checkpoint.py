@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sqlstream.errors import StateError
-from sqlstream.stream.mixture.mixture_checkpoint import part_of, restarted
+from sqlstream.stream.mixture.mixture_checkpoint import have_same_weights, part_of, restarted
 from sqlstream.stream.mixture.stepped_run import SteppedRun, StepPlace
 from sqlstream.stream.mixture.stepped_state import SteppedPart, SteppedState
 from sqlstream.stream.run.checkpoint import row_weights
@@ -52,8 +52,8 @@ def load_stepped(run: SteppedRun, saved: Mapping[str, Any], *, strict: bool, str
         run: The run of now.
         saved: `SteppedState.to_dict()`, of any number of ranks and workers.
         strict: False: within a step of another layout go on at its start; of another run take the step alone.
-        streams: `'continue'`: streams that the state does not have begin, and those that the run does not have pause; a dict:
-            so that, and these begin anew.
+        streams: `'continue'`: streams that the state does not have begin, those that the run does not have pause, and where
+            there are none the run goes on as it was; a dict: so that, and these begin anew.
 
     Raises:
         StateError: It is the state of another run, or one within a step of another layout.
@@ -61,8 +61,9 @@ def load_stepped(run: SteppedRun, saved: Mapping[str, Any], *, strict: bool, str
     """
     state = SteppedState.from_dict(saved)
     anew = restarted(run.names, streams, {name: part.part for name, part in state.streams.items()})
+    is_changed = streams is not None and (bool(anew) or not _is_as_it_was(run, state))
     try:
-        _check(run, state, goes_on=streams is not None, anew=anew)
+        _check(run, state, goes_on=is_changed, anew=anew)
     except StateError:
         if strict:
             raise
@@ -74,7 +75,7 @@ def load_stepped(run: SteppedRun, saved: Mapping[str, Any], *, strict: bool, str
     run.begun = {name: part.global_batch for name, part in state.streams.items() if name not in anew}
     try:
         run.settle()
-        place = _place(run, state, strict=strict, goes_on=streams is not None)
+        place = _place(run, state, strict=strict, goes_on=is_changed)
     except BaseException:
         run.lanes, run.begun = before
         run.settle()
@@ -83,12 +84,17 @@ def load_stepped(run: SteppedRun, saved: Mapping[str, Any], *, strict: bool, str
         if name in run.schedules and name not in anew:
             row_weights(run.schedules[name]).restore(part.part.weights)
     run.away = {name: part for name, part in state.streams.items() if name not in run.schedules}
-    if streams is None:
+    if not is_changed:
         run.mixing.restore([{"epoch": 0, "sample": change["step"], **_without_step(change)} for change in state.changes])
     else:
         drawn = {name: part.part.drawn for name, part in state.streams.items() if name not in anew}
         run.mixing.go_on(0, state.step, drawn, run.options.planned)
     run.place = place
+
+
+def _is_as_it_was(run: SteppedRun, state: SteppedState) -> bool:
+    ours = [_by_step(change) for change in run.mixing.to_state()]
+    return set(state.streams) - set(state.away) == set(run.schedules) and have_same_weights(state.changes, ours)
 
 
 def _place(run: SteppedRun, state: SteppedState, *, strict: bool, goes_on: bool) -> StepPlace:
