@@ -98,7 +98,6 @@ def zip_of(names: list[str]) -> bytes:
     [
         (["a.jpg", "a.cls", "b.jpg"], {"a": [("jpg", 0), ("cls", 1)], "b": [("jpg", 2)]}),
         (["a.jpg", "b.jpg", "a.cls"], {"a": [("jpg", 0), ("cls", 2)], "b": [("jpg", 1)]}),
-        (["a.jpg", "a.JPG", "b.jpg"], {"a": [("jpg", 1)], "b": [("jpg", 2)]}),
         (["a.jpg", ".hidden", "__MACOSX/a.jpg", "x/.b.jpg", "README", "a.cls"], {"a": [("jpg", 0), ("cls", 5)]}),
         (["README"], {}),
     ],
