@@ -20,9 +20,13 @@ def keep_orphans() -> None:
 
 def children_of(pid: int) -> Iterator[int]:
     """Yield all that descend from a process, and live."""
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+    try:
+        tasks = os.listdir(f"/proc/{pid}/task")
+    except OSError:  # it has ended
+        return
+    for task in tasks:
         try:
-            pids = [int(word) for word in task.read_text().split()]
+            pids = [int(word) for word in Path(f"/proc/{pid}/task/{task}/children").read_text().split()]
         except OSError:
             continue
         for child in pids:
