@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import random
 import resource
@@ -241,6 +242,16 @@ def test_the_ledger_is_asked_once_for_an_object_that_is_read_again_and_again(cac
         session.release(read_hold(cache, *REFS[:2]))
     assert statements == []
     assert cache.statistics().hits == num_hits + 10
+
+
+def test_hits_that_are_noted_leave_nothing_to_the_garbage_collector(cache: Cache) -> None:
+    session = Session(cache)
+    session.release(read_hold(cache, REFS[0]))
+    gc.collect()
+    before = len(gc.get_objects())
+    for _ in range(100):
+        session.release(read_hold(cache, REFS[0]))
+    assert len(gc.get_objects()) - before < 50
 
 
 def test_an_object_that_was_read_before_goes_by_rows_once_the_policy_looks_ahead(cache: Cache) -> None:

@@ -49,7 +49,7 @@ class _Noted(NamedTuple):
 
 
 class UsageLog:
-    """Uses that wait for a transaction. Any thread notes them, in one step and without a lock; transactions gather them.
+    """Uses that wait for a transaction. Any thread notes them, without a lock; transactions gather them.
 
     Args:
         owner: Whose transactions they go with.

@@ -288,12 +288,7 @@ class Index:
 
     def stored(self, statement: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """Return what a statement finds in the file: in tables beside the rows."""
-        with self._lock:
-            try:
-                found: list[tuple[Any, ...]] = self._opened().connection.execute(statement, parameters).fetchall()
-            except DAMAGE as error:
-                raise damaged(self.path, error) from error
-            return found
+        return self._fetched(statement, parameters)
 
     @property
     def has_listing(self) -> bool:
@@ -302,9 +297,8 @@ class Index:
 
     def listed(self, row_ids: Sequence[int]) -> dict[int, str]:
         """Return what a listing said of the objects of rows (JSON, see `DirectoryTable.listed`), as far as the file has it."""
-        with self._lock, damage_named(self.path):
-            sql, ids = self._opened().listed, json.dumps(list(map(int, row_ids)))
-            return {} if sql is None else dict(self._opened().connection.execute(sql, (ids,)).fetchall())
+        sql = self._opened().listed
+        return {} if sql is None else dict(self._fetched(sql, (json.dumps(list(map(int, row_ids))),)))
 
     def resolve(self, value: str) -> str:
         """Return the URL of a downloaded column's value: a relative path starts at the place of the index's source."""
@@ -385,21 +379,25 @@ class Index:
         opened = self._opened()
         for start in range(0, len(ids), opened.max_ids):
             some = ids[start : start + opened.max_ids]
-            try:
-                records = self._fetched(f"{opened.select} ({', '.join('?' * len(some))})", some)
-            except DAMAGE as error:
-                raise damaged(self.path, error) from error
+            records = self._fetched(f"{opened.select} ({', '.join('?' * len(some))})", some)
             found.update(zip(map(_ID_OF, records), records, strict=True))
         return opened, found
 
     def _fetched(self, statement: str, parameters: Sequence[object]) -> list[tuple[Any, ...]]:
-        """Return what a statement finds; where another thread closes the file, it is opened again."""
+        """Return what a statement finds; where another thread closes the file, it is opened again.
+
+        Raises:
+            IndexDatabaseError: The file is damaged.
+        """
         fetched: list[list[tuple[Any, ...]]] = []
         while not fetched:
             self._opened()
             connections = map(_CONNECTION_OF, filter(None, map(_OPEN_OF, (self,))))  # of the file that is open in the lock
             cursors = map(methodcaller("execute", statement, parameters), connections)
-            fetched = self._lock.take_all(map(sqlite3.Cursor.fetchall, cursors))
+            try:
+                fetched = self._lock.take_all(map(sqlite3.Cursor.fetchall, cursors))
+            except DAMAGE as error:  # `damage_named`, without its calls: for each sample that is asked for by row
+                raise damaged(self.path, error) from error
         return fetched[0]
 
     def _positions(self) -> np.ndarray:
