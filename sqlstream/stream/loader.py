@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-from torch.utils.data import DataLoader, default_collate, get_worker_info
+from torch.utils.data import DataLoader, default_collate
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from sqlstream.config import AS_IT_IS, AsItIs, check_at_least
@@ -23,7 +22,7 @@ from sqlstream.stream.frameworks.accelerate import (
     is_copied_by_accelerate,
     remainder_of,
 )
-from sqlstream.stream.frameworks.lightning import Epochs, HandedOut, LookingAhead, is_asked_by_lightning
+from sqlstream.stream.frameworks.lightning import Epochs, LookingAhead, is_asked_by_lightning
 from sqlstream.stream.iterated import (
     IteratedDataset,
     default_collate_of,
@@ -34,11 +33,8 @@ from sqlstream.stream.iterated import (
 )
 from sqlstream.stream.mixed import MixedDataset
 from sqlstream.stream.mixture.mixture_run import PlannedStep
-from sqlstream.stream.run.delivery import Delivery
 from sqlstream.stream.run.order_options import TORCH_PREFETCH_FACTOR, BatchOptions
-from sqlstream.stream.run.positions import WorkerPosition
-from sqlstream.stream.run.schedule import Schedule
-from sqlstream.stream.run.shares import ShareProgress
+from sqlstream.stream.transport.counted_batches import CollateWithPlace, CountedBatches, InitWorker
 from sqlstream.stream.transport.packed_collate import PackedCollate, batch_of
 from sqlstream.transforms.base import Sample
 from sqlstream.transforms.optional import PILLOW, import_ahead
@@ -197,7 +193,7 @@ class StreamingDataLoader(DataLoader[Sample]):
             self._packing = self._new_packing() if self.pack_bytes else None
             if "PIL.Image" in sys.modules:  # each would bring what opens the first image
                 import_ahead(*PILLOW)
-        self.collate_fn = collate = _CollateWithPlace(self._packing or _quicker(collate_fn), schedule, loan)
+        self.collate_fn = collate = CollateWithPlace(self._packing or _quicker(collate_fn), schedule, loan)
         if self.num_workers:
             join = partial(join_loader, handover=handover_of(self.dataset, self), announcement=self._announcement)
             self.worker_init_fn = InitWorker(join, init_fn)
@@ -213,8 +209,12 @@ class StreamingDataLoader(DataLoader[Sample]):
             batches = AcceleratedBatches(batches, self, self._accelerated, remainder_of(schedule))  # type: ignore[assignment]  # same
         around = loan if is_alone else contextlib.nullcontext()
         self._num_begun += 1
-        owner = self if self.num_workers and self.persistent_workers else None
-        return _CountedBatches(batches, delivery, self._packing, around, owner, fetcher)  # type: ignore[return-value]  # as torch's
+        is_current = partial(self._makes, self._num_begun) if self.num_workers and self.persistent_workers else None
+        return CountedBatches(batches, delivery, self._packing, around, is_current, fetcher)  # type: ignore[return-value]  # as torch's
+
+    def _makes(self, number: int) -> bool:
+        """Return whether no iteration has begun since the one of that number."""
+        return self._num_begun == number
 
     def _new_packing(self) -> PackedCollate:
         """Return what packs the batches of workers that are about to start."""
@@ -331,122 +331,3 @@ def _check_iterates_batches(dataset: IteratedDataset) -> None:
 
 def _quicker(collate_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return batch_of if collate_fn is default_collate else collate_fn
-
-
-class InitWorker:
-    """Called in each worker first: gives its copy of a dataset what belongs to this loader, which changed nothing in its own.
-
-    Args:
-        join: Takes the copy.
-        then: The user's `worker_init_fn`.
-    """
-
-    def __init__(self, join: Callable[[Any], None], then: Callable[[int], None] | None) -> None:
-        self._join = join
-        self._then = then
-
-    def __call__(self, worker: int) -> None:
-        """Begin a worker."""
-        info = get_worker_info()
-        assert info is not None
-        self._join(info.dataset)
-        if self._then is not None:
-            self._then(worker)
-
-
-class _PlacedBatch(NamedTuple):
-    """A batch for the trainer, and the position of its worker; a named tuple, whose parts torch pins."""
-
-    batch: Any
-    place: WorkerPosition
-
-
-class _CollateWithPlace:
-    """Collates samples, and puts the position of this process after them beside the batch.
-
-    Args:
-        collate_fn: What makes batches.
-        schedule: The schedule of the dataset, or of the worker's copy.
-        loan: Generators of the trainer that samples have taken; they are put back before `collate_fn` runs.
-    """
-
-    def __init__(self, collate_fn: Callable[[Any], Any], schedule: Schedule, loan: GeneratorLoan) -> None:
-        self._collate_fn = collate_fn
-        self._schedule = schedule
-        self._loan = loan
-        self.progress: ShareProgress | None = None
-        """What counts the samples of this iteration; None: it is made by workers, which have one at a time."""
-
-    def __call__(self, samples: Any) -> _PlacedBatch:
-        self._loan.put_back()
-        place = self._schedule.place_of_worker(self.progress)
-        return _PlacedBatch(self._collate_fn(samples), place)
-
-
-class _CountedBatches:
-    """Torch's iterator; it counts the batches that it hands out.
-
-    Args:
-        batches: Torch's iterator.
-        delivery: Counts them.
-        packing: What packs the batches of workers.
-        around: Entered for each batch.
-        owner: The loader whose persistent workers make the batches, of one iteration at a time; None: they are new ones.
-        fetcher: The caller, which may hold batches back.
-    """
-
-    def __init__(
-        self,
-        batches: _BaseDataLoaderIter,
-        delivery: Delivery,
-        packing: PackedCollate | None,
-        around: contextlib.AbstractContextManager[None],
-        owner: StreamingDataLoader | None,
-        fetcher: LookingAhead,
-    ) -> None:
-        self._handed = HandedOut(fetcher)
-        self._owner, self._number = owner, 0 if owner is None else owner._num_begun
-        self._batches = batches
-        self._delivery = delivery
-        self._around = around
-        self._packing = packing  # kept: batches on their way lie in its memory
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        if self._owner is not None and self._owner._num_begun != self._number and not self._delivery.is_over:
-            raise ConfigError(
-                "the loader has begun another iteration, which its workers make now (persistent_workers=True): end one loop "
-                "before the next one begins, or give persistent_workers=False"
-            )
-        try:
-            with self._around:
-                batch, place = next(self._batches)
-        except StopIteration:
-            self._handed.end()
-            self._delivery.is_over = True
-            raise
-        except BaseException as error:
-            if self._batches._num_workers:
-                forget_frames(error)
-            raise
-        self._handed.add(partial(self._delivery.note, place))
-        return batch
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __getattr__(self, name: str) -> Any:
-        """Return any other attribute of torch's iterator: frameworks ask for them."""
-        return getattr(self._batches, name)
-
-
-def forget_frames(error: BaseException) -> None:
-    """Clear the variables of torch's frames, below the caller's: one of them names the error, whose traceback has this frame.
-
-    Torch's iterator is in that circle. Else the garbage collector ends its workers at any later time, and waits for them 5 s
-    each: if it comes within a transaction of the cache, they wait for that.
-    """
-    if error.__traceback__ is not None:
-        traceback.clear_frames(error.__traceback__.tb_next)

@@ -23,7 +23,6 @@ from sqlstream.stream.frameworks.lightning import (
     num_counted_before,
     state_kept_back,
 )
-from sqlstream.stream.loader import InitWorker, forget_frames
 from sqlstream.stream.mixed_pipeline import MixedPipeline
 from sqlstream.stream.mixture.mixing import Mixing, MixtureRule, NamedWeights, StreamChange
 from sqlstream.stream.mixture.mixture_plan import MixtureWeights, scheduled
@@ -42,6 +41,7 @@ from sqlstream.stream.multi.streams import (
 )
 from sqlstream.stream.run.iteration_start import IterationStart
 from sqlstream.stream.run.order_options import TORCH_PREFETCH_FACTOR, BatchOptions, Layout, OrderOptions
+from sqlstream.stream.transport.counted_batches import InitWorker, forget_frames
 from sqlstream.stream.transport.packed_collate import PackedCollate
 from sqlstream.world import World
 
