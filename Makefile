@@ -51,7 +51,7 @@ $(FRAMEWORKS_STAMP): tests/frameworks/requirements.txt pyproject.toml constraint
 	@$(FRAMEWORKS)/bin/pip install --quiet --disable-pip-version-check -r tests/frameworks/requirements.txt
 	@touch $@
 
-test-frameworks: $(FRAMEWORKS_STAMP) servers  ## Run the tests with real Accelerate, Lightning, torchdata, WebDataset and wids, in a venv of their own
+test-frameworks: $(FRAMEWORKS_STAMP) servers  ## Run the tests with real Accelerate, Lightning, Paddle, torchdata, WebDataset and wids, in a venv of their own
 	@$(FRAMEWORKS)/bin/python -m pytest tests/frameworks $(ARGS)
 
 lint: $(STAMP)  ## Check format, style, types and the floors of the architecture

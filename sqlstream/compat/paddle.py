@@ -10,6 +10,7 @@ Raises:
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
@@ -18,6 +19,7 @@ import torch
 from sqlstream import StreamingDataset
 from sqlstream.compat import webdataset as wds
 from sqlstream.compat import wids
+from sqlstream.compat.webdataset.stages.all_samples import STACKS
 from sqlstream.compat.wids import ChunkedSampler as _ChunkedSampler
 from sqlstream.compat.wids import ShardListSampler as _ShardListSampler
 from sqlstream.errors import MissingDependencyError
@@ -25,6 +27,7 @@ from sqlstream.stream.run.shared_memory import as_shared
 from sqlstream.world import World
 
 try:
+    import paddle
     import paddle.distributed
     import paddle.io
 except ImportError as error:
@@ -33,8 +36,23 @@ except ImportError as error:
     ) from error
 
 
+STACKS[paddle.Tensor] = paddle.stack
+
+
+_REFUSED = {
+    "paddle_autdio": "decode(torch_audio) gives the wave as a tensor of PyTorch, and its rate",
+    "paddle_loads": wds.REFUSED["torch_loads"],
+}
+
+
 def __getattr__(name: str) -> Any:
-    """Return a name that knows no framework: stages, handlers, decoders, lists of shards."""
+    """Return a name that knows no framework: stages, handlers, decoders, lists of shards.
+
+    Raises:
+        AttributeError: There is none; says what to do where theirs has it.
+    """
+    if name in _REFUSED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}: {_REFUSED[name]}")
     return getattr(wds, name)
 
 
@@ -143,6 +161,25 @@ class WebLoader(wds.FluidWrapper):
 
     def __init__(self, *args: Any, **kw: Any) -> None:
         super().__init__(paddle.io.DataLoader(*args, **kw))
+
+
+def paddle_dumps(data: Any) -> bytes:
+    """Return what `paddle.save` writes."""
+    file = io.BytesIO()
+    paddle.save(data, file)
+    return file.getvalue()
+
+
+class TarWriter(wds.TarWriter):
+    """Writes samples to an archive; see `sqlstream.compat.webdataset.TarWriter`, whose arguments it takes."""
+
+    own_encoders = {"pth": paddle_dumps}  # noqa: RUF012 - read alone
+
+
+class ShardWriter(wds.ShardWriter):
+    """Writes samples to archives; see `sqlstream.compat.webdataset.ShardWriter`, whose arguments it takes."""
+
+    tar_writer = TarWriter
 
 
 class ShardListDataset(paddle.io.Dataset):  # type: ignore[misc]  # Paddle has no types

@@ -53,6 +53,9 @@ class TarWriter:
         format: Ignored: headers are USTAR, with a pax header where a name or a size needs one.
     """
 
+    own_encoders: Mapping[str, Callable[[Any], bytes]] = {"pth": torch_dumps}
+    """By extension, what is not as all writers of this package have it."""
+
     def __init__(
         self,
         fileobj: Any,
@@ -119,7 +122,7 @@ class TarWriter:
             made: Mapping[str, Any] = self._encoder(sample)
             return made
         own: Mapping[str, Any] = self._encoder if isinstance(self._encoder, Mapping) else {}
-        encoders = {"pth": torch_dumps, **own}
+        encoders = {**self.own_encoders, **own}
         found: dict[str, Any] = {}
         for name, value in sample.items():
             encode = encoders.get(name.rpartition(".")[2].lower()) if not isinstance(value, bytes | str) else None
@@ -179,6 +182,9 @@ class ShardWriter:
         kw: Arguments of `TarWriter`.
     """
 
+    tar_writer: type[TarWriter] = TarWriter
+    """What writes an archive."""
+
     def __init__(
         self,
         pattern: str,
@@ -210,7 +216,7 @@ class ShardWriter:
             sys.stdout.write(f"# writing {self.fname} {self.count} {self.size / 1e9:.1f} GB {self.total}\n")
         self.shard += 1
         self._opened = None if self.opener is None else self.opener(self.fname)
-        self.tarstream = TarWriter(self.fname if self._opened is None else self._opened, **self.kw)
+        self.tarstream = self.tar_writer(self.fname if self._opened is None else self._opened, **self.kw)
         self.count = self.size = 0
 
     def write(self, obj: Mapping[str, Any]) -> None:

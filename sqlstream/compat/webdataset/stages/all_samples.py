@@ -70,6 +70,10 @@ def _picked(buffer: list[Any], rng: Any) -> Any:
     return buffer.pop()
 
 
+STACKS: dict[type, Callable[[list[Any]], Any]] = {torch.Tensor: torch.stack, np.ndarray: np.array}
+"""How values of a type are stacked; a drop-in for another framework adds its tensors."""
+
+
 def combine_values(b: Sequence[Any], combine_tensors: bool = True, combine_scalars: bool = True) -> Any:
     """Return the values of a field in a batch: numbers as an array, tensors and arrays stacked, others as a list.
 
@@ -79,14 +83,15 @@ def combine_values(b: Sequence[Any], combine_tensors: bool = True, combine_scala
     first = b[0]
     if isinstance(first, int | float):
         return np.array(list(b)) if combine_scalars else b
-    if not isinstance(first, torch.Tensor | np.ndarray):
+    stack = next((function for kind, function in STACKS.items() if isinstance(first, kind)), None)
+    if stack is None:
         return list(b)
     if not combine_tensors:
         return b
     shapes = {tuple(value.shape) for value in b}
     if len(shapes) > 1:
         raise ValueError(f"a batch has values of the shapes {sorted(shapes)}: make them equal first, or give collation_fn")
-    return torch.stack(list(b)) if isinstance(first, torch.Tensor) else np.array(list(b))
+    return stack(list(b))
 
 
 def default_collation_fn(samples: Sequence[Any], combine_tensors: bool = True, combine_scalars: bool = True) -> Any:
