@@ -126,6 +126,17 @@ def test_file_keeps_the_style_guide(path: Path) -> None:
         warnings.warn(f"{path.relative_to(ROOT)}: {', '.join(long)}: is it more than one idea?", LongCodeWarning, stacklevel=1)
 
 
+def test_parameters_of_statements_have_no_numbers() -> None:
+    """Python 3.12.0 to 3.12.3 takes `?1` for a name, and warns of each statement that is given a sequence for it."""
+    numbered = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in PACKAGE
+        for node in Source(path.read_text()).nodes
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.search(r"[ (]\?\d", node.value)
+    ]
+    assert numbered == []
+
+
 def test_a_class_name_occurs_once_in_the_package() -> None:
     """But for `compat/`, which has the names of the peers."""
     homes: dict[str, list[str]] = {}

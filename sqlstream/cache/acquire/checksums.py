@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 _CHUNK_BYTES = 1 << 20
 """Read at a time: as much as the processor's cache holds; Python lets other threads run meanwhile."""
 _FIND = (
-    "SELECT entry.key, ext, crc32, url, size FROM json_each(?2) CROSS JOIN entry ON entry.key = substr(?1, value, 16) "
+    "SELECT entry.key, ext, crc32, url, size FROM json_each(?) CROSS JOIN entry ON entry.key = substr(?, value, 16) "
     "WHERE state = 'ready'"
 )
 
@@ -183,7 +183,7 @@ class Checksums:
 
 def find(ledger: Ledger, keys: Sequence[bytes]) -> list[Known]:
     """Return what is known of those of `keys` whose objects are whole."""
-    return [Known._make(row) for row in ledger.database.read(_FIND, (b"".join(keys), positions(len(keys))))]
+    return [Known._make(row) for row in ledger.database.read(_FIND, (positions(len(keys)), b"".join(keys)))]
 
 
 def num_without(ledger: Ledger) -> int:

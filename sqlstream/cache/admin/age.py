@@ -12,7 +12,7 @@ from sqlstream.cache.recovery import recover
 from sqlstream.config import parse_duration
 from sqlstream.errors import ConfigError
 
-_OLD = "SELECT key FROM entry WHERE state = 'ready' AND created_at < ?1 ORDER BY created_at"
+_OLD = "SELECT key FROM entry WHERE state = 'ready' AND created_at < ? ORDER BY created_at"
 _LOOKS = 10
 """Looks in the time that an object may stay: it stays a tenth longer at most. Each reads all rows of the ledger."""
 _LEAST_SECONDS = 1.0  # between two looks

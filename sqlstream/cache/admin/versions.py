@@ -11,8 +11,7 @@ from sqlstream.cache.recovery import recover
 from sqlstream.storage.base.etags import same_version
 
 _READY = (
-    "SELECT entry.key, size, etag FROM json_each(?2) CROSS JOIN entry ON entry.key = substr(?1, value, 16) "
-    "WHERE +state = 'ready'"
+    "SELECT entry.key, size, etag FROM json_each(?) CROSS JOIN entry ON entry.key = substr(?, value, 16) WHERE +state = 'ready'"
 )
 
 
@@ -31,7 +30,7 @@ def drop_other_versions(directory: CacheDirectory, refs: Iterable[ObjectRef]) ->
     listed = {ref.key: ref for ref in refs if ref.is_listed}
     if not listed:
         return frozenset()
-    found = directory.ledger.database.read(_READY, (b"".join(listed), positions(len(listed))))
+    found = directory.ledger.database.read(_READY, (positions(len(listed)), b"".join(listed)))
     other = [key for key, size_bytes, etag in found if _differs(listed[key], size_bytes, etag)]
 
     def remove(tx: LedgerTransaction) -> set[bytes]:

@@ -71,18 +71,18 @@ def drain_touches(tx: LedgerTransaction, max_rows: int) -> bool:
     if not rows:
         return False
     policy = eviction_state(tx).policy
-    uses: list[tuple[int, bytes] | tuple[int, bytes, int]] = []
+    uses: list[tuple[int, bytes, int] | tuple[int, int, bytes, int]] = []
     for seq, body, hints in rows:
         keys = split_keys(body)
         ticks = range(seq - len(keys) + 1, seq + 1)  # as `touch` has counted them
         if policy.looks_ahead:
             ranks = struct.unpack(f"<{len(keys)}q", hints or bytes(8 * len(keys)))
-            uses += zip(ticks, keys, ranks, strict=True)
+            uses += zip(ticks, ranks, keys, ticks, strict=True)
         else:
-            uses += zip(ticks, keys, strict=True)
+            uses += zip(ticks, keys, ticks, strict=True)
     if policy.on_use is not None:
         tx.connection.executemany(
-            f"UPDATE entry SET {policy.on_use} WHERE key = ?2 AND state = 'ready' AND tick < ?1",
+            f"UPDATE entry SET {policy.on_use} WHERE key = ? AND state = 'ready' AND tick < ?",
             uses,
         )
     tx.connection.execute("DELETE FROM touch WHERE seq <= ?", (rows[-1][0],))

@@ -19,7 +19,7 @@ LOG_KEYS = 1 << 18
 COARSE_SECONDS = 60
 """Uses this close together are one row in a log that was made short; it has the time of the last of them."""
 _RECENT = (
-    f"SELECT entry.key FROM json_each(?2) CROSS JOIN entry ON entry.key = substr(?1, value, {KEY_BYTES}) WHERE created_at > ?3"
+    f"SELECT entry.key FROM json_each(?) CROSS JOIN entry ON entry.key = substr(?, value, {KEY_BYTES}) WHERE created_at > ?"
 )
 _NOTE = (
     f"INSERT INTO used (seq, at, keys) VALUES (coalesce((SELECT seq + length(keys) / {KEY_BYTES} FROM used ORDER BY seq DESC "
@@ -84,5 +84,5 @@ class RecentUses:
             self._last_seq = max(self._last_seq, seq)
             if at > self._moment:
                 self._keys.update(split_keys(body))
-        rows = execute(_RECENT, (b"".join(keys), positions(len(keys)), self._moment)).fetchall()
+        rows = execute(_RECENT, (positions(len(keys)), b"".join(keys), self._moment)).fetchall()
         return self._keys.intersection(keys).union(row[0] for row in rows)

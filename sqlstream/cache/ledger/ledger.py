@@ -24,7 +24,7 @@ from sqlstream.errors import CacheDamagedError, CacheDiskError
 T = TypeVar("T")
 ENTRY_COLUMNS = "entry.key, state, size, charged_bytes, part, ext, url"
 # Many keys are one BLOB, cut by SQLite: one statement for any number, at half the cost of a mark for each. One key is a mark.
-_FIND = f"SELECT {ENTRY_COLUMNS} FROM json_each(?2) CROSS JOIN entry ON entry.key = substr(?1, value, {KEY_BYTES})"
+_FIND = f"SELECT {ENTRY_COLUMNS} FROM json_each(?) CROSS JOIN entry ON entry.key = substr(?, value, {KEY_BYTES})"
 _FIND_READY = f"{_FIND.replace(ENTRY_COLUMNS, 'entry.key, size, charged_bytes, ext')} WHERE state = 'ready'"
 _FIND_ONE_READY = "SELECT key, size, charged_bytes, ext FROM entry WHERE key = ? AND state = 'ready'"
 _LIMIT = f"nullif(meta.limit_bytes, {NO_LIMIT})"
@@ -87,7 +87,7 @@ class LedgerTransaction:
     def count_anew(self, unit_bytes: int) -> None:
         """Charge all entries in another unit: by their sizes, those on their way by what was reserved. A scan."""
         self._execute(
-            "UPDATE entry SET charged_bytes = (iif(state = 'ready', size, charged_bytes) + ?1 - 1) / ?1 * ?1", (unit_bytes,)
+            "UPDATE entry SET charged_bytes = (iif(state = 'ready', size, charged_bytes) + ? - 1) / ? * ?", (unit_bytes,) * 3
         )
 
     def next_tick(self, num_ticks: int = 1) -> int:
@@ -106,7 +106,7 @@ class LedgerTransaction:
 
     def find(self, keys: Collection[bytes]) -> dict[bytes, EntryRow]:
         """Return the rows of those `keys` that have one."""
-        rows = self._execute(_FIND, (b"".join(keys), positions(len(keys)))).fetchall()
+        rows = self._execute(_FIND, (positions(len(keys)), b"".join(keys))).fetchall()
         return {row[0]: EntryRow._make(row) for row in rows}
 
     def find_ready(self, keys: Collection[bytes]) -> dict[bytes, ReadyRow]:
@@ -114,7 +114,7 @@ class LedgerTransaction:
         if len(keys) == 1:
             rows = self._execute(_FIND_ONE_READY, (*keys,)).fetchall()
         else:
-            rows = self._execute(_FIND_READY, (b"".join(keys), positions(len(keys)))).fetchall()
+            rows = self._execute(_FIND_READY, (positions(len(keys)), b"".join(keys))).fetchall()
         return _by_key(keys, rows)
 
     def reserve(self, reservations: Iterable[Reservation]) -> None:
@@ -169,7 +169,7 @@ class LedgerTransaction:
 
     def created_since(self, keys: Sequence[bytes], since: int) -> set[bytes]:
         """Return those of `keys` whose entries came at `since` or later."""
-        rows = self._execute(f"{_FIND} WHERE created_at >= ?3", (b"".join(keys), positions(len(keys)), since))
+        rows = self._execute(f"{_FIND} WHERE created_at >= ?", (positions(len(keys)), b"".join(keys), since))
         return {row[0] for row in rows.fetchall()}
 
     def fillings(self) -> list[EntryRow]:
@@ -265,9 +265,9 @@ class LedgerTransaction:
     def waits_before(self, owner: str) -> dict[str, int]:
         """Return owners, with the bytes they need, that have waited for room longer than `owner` (if it waits at all)."""
         rows = self._execute(
-            "SELECT id, waiting_bytes FROM owner WHERE waiting_tick IS NOT NULL AND id <> ?1 AND waiting_tick < "
-            "coalesce((SELECT waiting_tick FROM owner WHERE id = ?1), 9223372036854775807)",
-            (owner,),
+            "SELECT id, waiting_bytes FROM owner WHERE waiting_tick IS NOT NULL AND id <> ? AND waiting_tick < "
+            "coalesce((SELECT waiting_tick FROM owner WHERE id = ?), 9223372036854775807)",
+            (owner, owner),
         ).fetchall()
         return dict(rows)
 
@@ -329,7 +329,7 @@ class Ledger:
 
     def find(self, keys: Collection[bytes]) -> dict[bytes, EntryRow]:
         """Return rows of the last committed state, without the write lock: a hint, to be checked again under it."""
-        rows = self.database.read(_FIND, (b"".join(keys), positions(len(keys))))
+        rows = self.database.read(_FIND, (positions(len(keys)), b"".join(keys)))
         return {row[0]: EntryRow._make(row) for row in rows}
 
     def find_ready(self, keys: Collection[bytes]) -> dict[bytes, ReadyRow]:
@@ -337,7 +337,7 @@ class Ledger:
         if len(keys) == 1:
             rows = self.database.read(_FIND_ONE_READY, tuple(keys))
         else:
-            rows = self.database.read(_FIND_READY, (b"".join(keys), positions(len(keys))))
+            rows = self.database.read(_FIND_READY, (positions(len(keys)), b"".join(keys)))
         return _by_key(keys, rows)
 
     def unit(self) -> tuple[int, str]:
@@ -351,9 +351,9 @@ class Ledger:
     def ready_after(self, key: bytes, limit: int, dataset: int | None = None) -> list[EntryRow]:
         """Return up to `limit` ready entries beyond `key`, of one dataset or of all, in the order of their keys."""
         rows = self.database.read(
-            f"SELECT {ENTRY_COLUMNS} FROM entry WHERE key > ?1 AND state = 'ready' AND (?2 IS NULL OR dataset = ?2) "
-            "ORDER BY key LIMIT ?3",
-            (key, dataset, limit),
+            f"SELECT {ENTRY_COLUMNS} FROM entry WHERE key > ? AND state = 'ready' AND (? IS NULL OR dataset = ?) "
+            "ORDER BY key LIMIT ?",
+            (key, dataset, dataset, limit),
         )
         return [EntryRow._make(row) for row in rows]
 

@@ -17,8 +17,8 @@ class Policy:
 
     name: str
     on_use: str | None
-    """SQL assignments of a use, with the parameters ?1 (tick) and ?3 (rank of the next use, 0: not known); None: uses are not
-    even noted."""
+    """SQL assignments of a use, with parameters for its tick and, where the policy looks ahead, for the rank of the next use
+    (0: not known); None: uses are not even noted."""
     first_rank: int | None = None
     """Rank of an object that has just come."""
     stale_above: str | None = None
@@ -39,12 +39,12 @@ _PASSED_LONG_AGO = "min(0, (SELECT entries FROM totals) - (SELECT uses FROM meta
 POLICIES = {
     policy.name: policy
     for policy in (
-        Policy(name="lru", on_use="tick = ?1", stale_above=_NONE_IS_KNOWN),
+        Policy(name="lru", on_use="tick = ?", stale_above=_NONE_IS_KNOWN),
         Policy(name="fifo", on_use=None, stale_above=_NONE_IS_KNOWN),
-        Policy(name="lfu", on_use="tick = ?1, rank = max(coalesce(rank, 0), 0) + 1", first_rank=1),
+        Policy(name="lfu", on_use="tick = ?, rank = max(coalesce(rank, 0), 0) + 1", first_rank=1),
         Policy(
             name="belady",
-            on_use="tick = ?1, rank = coalesce(nullif(?3, 0), rank)",
+            on_use="tick = ?, rank = coalesce(nullif(?, 0), rank)",
             stale_above=_PASSED_LONG_AGO,
             looks_ahead=True,
         ),
