@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sqlstream import MixedDataset, MultiStreamDataLoader, StreamingDataLoader, StreamingDataset
-from sqlstream.errors import ConfigError
+from sqlstream.errors import ConfigError, TransformError
 from sqlstream.stream.iterated import IteratedDataset
 from sqlstream.stream.multi.options import Batch
 from tests.processes import wait_until
@@ -151,3 +151,17 @@ def test_loops_in_threads_over_a_loader_of_streams_get_each_batch_once(tmp_path:
             in_threads(lambda loops=loops, batches=batches: batches.extend(loops.pop()), num_threads)  # type: ignore[misc]
         found.append(sorted((batch.step or 0, batch.num_accum_rounds_left) for batch in batches))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_collate_fn_that_raises_stop_iteration_ends_no_epoch(num_workers: int, tmp_path: Path) -> None:
+    texts = iter(["one", "two"])
+
+    def collate(samples: list[Any]) -> tuple[str, list[Any]]:
+        return next(texts), samples
+
+    fork = {"multiprocessing_context": "fork"} if num_workers else {}
+    with opened(tmp_path) as dataset:
+        loader = StreamingDataLoader(dataset, batch_size=4, collate_fn=collate, num_workers=num_workers, **fork)
+        with pytest.raises(TransformError, match=r"collate_fn=collate raised StopIteration.*next\(iterator, None\)"):
+            list(loader)

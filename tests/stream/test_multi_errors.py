@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sqlstream import Buckets, MultiStreamDataLoader, StreamingDataset, StreamOptions
-from sqlstream.errors import ConfigError
+from sqlstream.errors import ConfigError, TransformError
 from tests.stream.multi_jobs import SIZES, Job, names_of, opened, rows_of, samples_of
 
 NAMES = "abcd"
@@ -210,3 +210,14 @@ def test_the_same_dataset_may_be_two_streams(tmp_path: Path) -> None:
     dataset = opened(tmp_path, 7)
     with MultiStreamDataLoader([dataset, dataset], of_two(), collate_fn=rows_of) as loader:
         assert Counter(names_of(loader, 10)) == {"a": 5, "b": 5}
+
+
+def test_a_collate_fn_that_raises_stop_iteration_ends_no_iteration(tmp_path: Path) -> None:
+    def collate(samples: list[Any]) -> dict[str, Any]:
+        return {"first": next(sample for sample in samples if "none has it" in sample)}
+
+    with (
+        loader_of(tmp_path, (1,), epoch_size=3, collate_fn=collate) as loader,
+        pytest.raises(TransformError, match=r"collate_fn=collate raised StopIteration.*next\(iterator, None\)"),
+    ):
+        list(loader)

@@ -19,7 +19,7 @@ from sqlstream.stream.mixture.stepped_run import Beginning, SteppedRun
 from sqlstream.stream.multi.options import Batch
 from sqlstream.stream.run.shares import ShareProgress
 from sqlstream.stream.transport.handover import Handover
-from sqlstream.stream.transport.packed_collate import PackedCollate, Stack, batch_of
+from sqlstream.stream.transport.packed_collate import PackedCollate, Stack, batch_of, collated
 from sqlstream.transforms.base import Sample
 
 
@@ -127,7 +127,7 @@ class CollateStreams:
 
     def _batch(self, made: StreamSamples, stack: Stack) -> Batch:
         stream, micro = self._streams[made.micro_batch.stream], made.micro_batch
-        raw = batch_of(made.samples, stack) if stream.collate_fn is None else stream.collate_fn(made.samples)
+        raw = batch_of(made.samples, stack) if stream.collate_fn is None else collated(stream.collate_fn, made.samples)
         return Batch(
             raw,
             stream_name=stream.name,

@@ -18,7 +18,7 @@ from sqlstream.stream.run.delivery import Delivery
 from sqlstream.stream.run.positions import WorkerPosition
 from sqlstream.stream.run.schedule import Schedule
 from sqlstream.stream.run.shares import ShareProgress
-from sqlstream.stream.transport.packed_collate import PackedCollate
+from sqlstream.stream.transport.packed_collate import PackedCollate, collated
 
 
 class InitWorker:
@@ -69,7 +69,7 @@ class CollateWithPlace:
         """Return the batch and the place."""
         self._loan.put_back()
         place = self._schedule.place_of_worker(self.progress)
-        return _PlacedBatch(self._collate_fn(samples), place)
+        return _PlacedBatch(collated(self._collate_fn, samples), place)
 
 
 class CountedBatches:

@@ -59,6 +59,22 @@ def batch_of(samples: list[Any], stack: Stack = default_collate) -> Any:
     return batch
 
 
+def collated(collate_fn: Callable[[Any], Any], samples: Any) -> Any:
+    """Return what a `collate_fn` returns.
+
+    Raises:
+        TransformError: It has raised StopIteration, which a loop over the loader would take for the end of the epoch.
+    """
+    try:
+        return collate_fn(samples)
+    except StopIteration as error:
+        name = getattr(collate_fn, "__name__", type(collate_fn).__name__)
+        raise TransformError(
+            f"collate_fn={name} raised StopIteration, which would end the epoch without the samples that are left: ask "
+            "iterators for more than they have as next(iterator, None), or catch it there"
+        ) from error
+
+
 def stacked(tensors: list[torch.Tensor]) -> torch.Tensor:  # n × [...] -> [n, ...]
     """Return tensors of one shape as one."""
     return torch.stack(tensors)  # [n, ...]
@@ -141,7 +157,7 @@ class PackedCollate:
         return packer.pack(make(packer.stack))
 
     def _batch(self, samples: list[Any], stack: Stack) -> Any:
-        return batch_of(samples, stack) if self._collate_fn is None else self._collate_fn(samples)
+        return batch_of(samples, stack) if self._collate_fn is None else collated(self._collate_fn, samples)
 
     def _packer_of_worker(self) -> BatchPacker | None:
         """Return what packs the batches of this worker; None: this process is none, or there is no memory."""
