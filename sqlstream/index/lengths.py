@@ -145,7 +145,8 @@ def _whole_numbers(length: str, rows: Sequence[int], values: Sequence[Any]) -> N
         cure = (
             "measure such rows once by `sqlstream index measure`, or leave them out with where="
             if value is None
-            else "a length is a whole number of 1 or more: leave such rows out with where=, or mend the table"
+            else f"a length is a whole number of 1 or more, and {MAX_LENGTH} at most: leave such rows out with "
+            "where=, or mend the table"
         )
         raise ConfigError(f"packs by {length!r}: row {row} has {value!r}: {cure}")
     return np.asarray(values).astype(np.uint32)  # [n]
