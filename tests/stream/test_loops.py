@@ -153,6 +153,17 @@ def test_loops_in_threads_over_a_loader_of_streams_get_each_batch_once(tmp_path:
     assert found[0] == found[1]
 
 
+def test_what_a_worker_cannot_pickle_is_named(tmp_path: Path) -> None:
+    def collate(samples: list[Any]) -> dict[str, Any]:
+        return {"rows": rows_of(samples), "more": [{"locks": (1, threading.Lock())}]}
+
+    with opened(tmp_path) as dataset:
+        loader = StreamingDataLoader(dataset, batch_size=4, collate_fn=collate, num_workers=1, multiprocessing_context="fork")
+        problem = r"cannot pickle '_thread.lock' object\s+batch\['more'\]\[0\]\['locks'\]\[1\] cannot go from a worker"
+        with pytest.raises(TypeError, match=problem):
+            list(loader)
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_collate_fn_that_raises_stop_iteration_ends_no_epoch(num_workers: int, tmp_path: Path) -> None:
     texts = iter(["one", "two"])
@@ -160,8 +171,10 @@ def test_a_collate_fn_that_raises_stop_iteration_ends_no_epoch(num_workers: int,
     def collate(samples: list[Any]) -> tuple[str, list[Any]]:
         return next(texts), samples
 
-    fork = {"multiprocessing_context": "fork"} if num_workers else {}
+    context = "fork" if num_workers else None
     with opened(tmp_path) as dataset:
-        loader = StreamingDataLoader(dataset, batch_size=4, collate_fn=collate, num_workers=num_workers, **fork)
+        loader = StreamingDataLoader(
+            dataset, batch_size=4, collate_fn=collate, num_workers=num_workers, multiprocessing_context=context
+        )
         with pytest.raises(TransformError, match=r"collate_fn=collate raised StopIteration.*next\(iterator, None\)"):
             list(loader)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache, partial
+from multiprocessing.reduction import ForkingPickler
 from operator import itemgetter
 from typing import Any
 
@@ -26,6 +27,8 @@ _KEPT_FREE_BYTES = 16 << 20
 """Size of the block that, given back once, has glibc keep up to twice as much of what is freed."""
 _DTYPES = {int: np.int64, float: np.float64}
 _LISTED = (str, bytes)
+_SEARCHED_DEPTH = 4
+"""Containers within containers that a message names the parts of; arbitrary."""
 _NUMERIC_KINDS = "biufc"
 Stack = Callable[[list[torch.Tensor]], torch.Tensor]
 
@@ -73,6 +76,26 @@ def collated(collate_fn: Callable[[Any], Any], samples: Any) -> Any:
             f"collate_fn={name} raised StopIteration, which would end the epoch without the samples that are left: ask "
             "iterators for more than they have as next(iterator, None), or catch it there"
         ) from error
+
+
+def _place_of_unpicklable(value: Any, place: str = "batch", depth: int = _SEARCHED_DEPTH) -> str | None:
+    """Return where the first value of a batch lies that cannot be pickled; None: there is none."""
+    parts: Iterable[tuple[Any, Any]] = ()
+    if depth and isinstance(value, dict):
+        parts = value.items()
+    elif depth and isinstance(value, list | tuple):
+        parts = enumerate(value)
+    for key, part in parts:
+        if (found := _place_of_unpicklable(part, f"{place}[{key!r}]", depth - 1)) is not None:
+            return found
+    if isinstance(value, torch.Tensor | str | bytes):  # which torch would have in new shared memory
+        return None
+    try:
+        if not parts:
+            ForkingPickler.dumps(value)
+    except Exception:  # of any kind: methods of the user's own may pickle it
+        return place
+    return None
 
 
 def stacked(tensors: list[torch.Tensor]) -> torch.Tensor:  # n × [...] -> [n, ...]
@@ -149,12 +172,24 @@ class PackedCollate:
 
         Args:
             make: Takes a function that stacks tensors, where possible in the memory that the trainer gets them from.
+
+        Raises:
+            Exception: A value cannot be pickled; a note says which.
         """
         packer = self._packer_of_worker()
         if packer is None:
             return make(default_collate)
         packer.begin()
-        return packer.pack(make(packer.stack))
+        batch = make(packer.stack)
+        try:
+            return packer.pack(batch)
+        except Exception as error:
+            if (place := _place_of_unpicklable(batch)) is not None:
+                error.add_note(
+                    f"{place} cannot go from a worker to the trainer: have a transform or the collate_fn take it out, or give "
+                    "num_workers=0"
+                )
+            raise
 
     def _batch(self, samples: list[Any], stack: Stack) -> Any:
         return batch_of(samples, stack) if self._collate_fn is None else collated(self._collate_fn, samples)
