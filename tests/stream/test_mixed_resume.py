@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,18 @@ def test_a_run_that_once_went_on_with_other_streams_goes_on_as_it_was(tmp_path: 
     with after(tmp_path, weights={"web": 2, "av": 1}) as other:
         other.load(state, streams="continue")
         assert Counter(name for name, *_ in other.states(1)[0][0]) == {"web": 8, "av": 4}
+
+
+@pytest.mark.parametrize("num_before", [6, 8])
+def test_a_run_that_went_on_goes_on_as_it_was_with_weights_by_step(num_before: int, tmp_path: Path) -> None:
+    weights = [(0, {"web": 1, "av": 2}), (8, {"web": 2, "av": 3})]
+    with after(tmp_path, weights=weights) as job:
+        job.load(begun(tmp_path, num_before), streams="continue")
+        steps = job.states(6)
+    for (_, state), (expected, _) in itertools.pairwise(steps):
+        with after(tmp_path, weights=weights) as again:
+            again.load(state, streams="continue")
+            assert again.states(1)[0][0] == expected
 
 
 def test_a_job_that_is_stopped_at_each_sample_draws_all_of_its_streams(tmp_path: Path) -> None:

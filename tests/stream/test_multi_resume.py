@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from dataclasses import replace
@@ -182,6 +183,20 @@ def test_a_run_whose_streams_did_not_change_goes_on_as_it_was_whatever_is_said_o
             job.load(state, streams="continue")
             assert samples_of(job.steps(3)) == expected
             assert job.loaders[0].counts(5) == {name: part["drawn"] for name, part in state["streams"].items()}
+
+
+def test_a_run_that_went_on_goes_on_as_it_was_with_weights_by_step(tmp_path: Path) -> None:
+    with Job(tmp_path, of_one("a", batch=4)) as job:
+        assert [*job.steps(5)]
+        before = job.state()
+    weights = {"weights": [(0, {"a": 1, "b": 2}), (4, {"a": 1, "b": 1}), (8, {"a": 2, "b": 1})]}
+    with Job(tmp_path, of_one("a", "b", batch=4), loader_options=weights) as job:
+        job.load(before, streams="continue")
+        steps = [(samples_of(job.steps(1)), job.state()) for _ in range(7)]
+    for (_, state), (expected, _) in itertools.pairwise(steps):
+        with Job(tmp_path, of_one("a", "b", batch=4), loader_options=weights) as job:
+            job.load(state, streams="continue")
+            assert samples_of(job.steps(1)) == expected
 
 
 def test_a_stream_that_comes_or_goes_may_make_or_end_a_group(tmp_path: Path) -> None:

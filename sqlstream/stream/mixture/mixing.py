@@ -144,9 +144,9 @@ class Mixing:
 
     # -- in a state ---------------------------------------------------------------------------------------------------
 
-    def to_state(self) -> list[dict[str, object]]:
-        """Return all changes, JSON-able, by the names of the streams."""
-        return [_named(change, self.names) for change in self.changes]
+    def to_state(self, changes: Sequence[StreamChange] | None = None) -> list[dict[str, object]]:
+        """Return changes, JSON-able, by the names of the streams; None: all."""
+        return [_named(change, self.names) for change in (self.changes if changes is None else changes)]
 
     def restore(self, state: Sequence[Mapping[str, Any]]) -> None:
         """Take over the changes of a state; streams that it does not name weigh nothing in them."""
@@ -176,10 +176,15 @@ class Mixing:
             drawn: Draws of streams before it; 0 of those that are not named.
             planned: Changes of the constructor: the last one up to the place holds there, and the later ones from theirs on.
         """
-        at_place = [change for change in planned if change.place <= (epoch, sample)][-1]
-        counts = tuple(drawn.get(name, 0) for name in self.names)
-        first = replace(at_place, epoch=epoch, sample=sample, drawn=counts)
-        self.set([first, *(change for change in planned if change.place > (epoch, sample))])
+        first, *later = held_from(planned, epoch, sample)
+        self.set([replace(first, drawn=tuple(drawn.get(name, 0) for name in self.names)), *later])
+
+
+def held_from(planned: Sequence[StreamChange], epoch: int, sample: int) -> list[StreamChange]:
+    """Return the weights that hold from a place on, of those of a constructor: the last ones up to it, and the later ones."""
+    at_place = [change for change in planned if change.place <= (epoch, sample)][-1]
+    later = [change for change in planned if change.place > (epoch, sample)]
+    return [replace(at_place, epoch=epoch, sample=sample), *later]
 
 
 def _named(change: StreamChange, names: Sequence[str]) -> dict[str, object]:

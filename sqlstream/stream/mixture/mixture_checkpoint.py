@@ -137,7 +137,16 @@ def _num_steps_before(run: MixtureRun, state: StreamState, mixture: MixturePart)
 def _is_as_it_was(run: MixtureRun, state: StreamState, mixture: MixturePart) -> bool:
     present = set(state.streams or ()) - set(mixture.away)
     is_as_long = state.epoch_size == run.schedule.identity.epoch_size
-    return present == set(run.streams) and is_as_long and have_same_weights(mixture.changes, run.mixing.to_state())
+    return present == set(run.streams) and is_as_long and have_same_weights(mixture.changes, _asked_for(run, mixture))
+
+
+def _asked_for(run: MixtureRun, mixture: MixturePart) -> list[dict[str, object]]:
+    """Return the weights of a run, JSON-able, from where the first ones of a state hold."""
+    first = mixture.changes[0]
+    if "drawn" not in first:
+        return run.mixing.to_state()
+    place = JobPosition(first["epoch"], first["sample"])  # the state's run has gone on there, behind weights of before
+    return run.mixing.to_state(run.planned_at(place, first.get("step")))
 
 
 def have_same_weights(theirs: Sequence[Mapping[str, Any]], ours: Sequence[Mapping[str, Any]]) -> bool:

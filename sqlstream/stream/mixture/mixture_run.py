@@ -196,10 +196,14 @@ class MixtureRun:
             num_steps: Steps that the run has made before; None: they are not known, and no weights change by step.
             drawn: Draws of streams before; 0 of those that are not named.
         """
+        self.planned = self.planned_at(place, num_steps)
+        self.mixing.go_on(*place, drawn, self.planned)
+
+    def planned_at(self, place: JobPosition, num_steps: int | None) -> list[StreamChange]:
+        """Return the changes of weights that the constructor asks for, of a run that goes on at a place."""
         held = [self.plan.weights, *(weights for step, weights in self.plan.changes if step <= (num_steps or 0))]
         first = StreamChange(epoch=place.epoch, sample=place.consumed, weights=held[-1], step=num_steps)
-        self.planned = self._planned_from(first)
-        self.mixing.go_on(*place, drawn, self.planned)
+        return self._planned_from(first)
 
     # -- who gives what -----------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sqlstream.errors import StateError
+from sqlstream.stream.mixture.mixing import held_from
 from sqlstream.stream.mixture.mixture_checkpoint import have_same_weights, part_of, restarted
 from sqlstream.stream.mixture.stepped_run import SteppedRun, StepPlace
 from sqlstream.stream.mixture.stepped_state import SteppedPart, SteppedState
@@ -93,7 +94,10 @@ def load_stepped(run: SteppedRun, saved: Mapping[str, Any], *, strict: bool, str
 
 
 def _is_as_it_was(run: SteppedRun, state: SteppedState) -> bool:
-    ours = [_by_step(change) for change in run.mixing.to_state()]
+    first = state.changes[0]
+    has_gone_on = "drawn" in first  # with other streams, behind weights of before
+    asked = run.mixing.to_state(held_from(run.options.planned, 0, first["step"]) if has_gone_on else None)
+    ours = [_by_step(change) for change in asked]
     return set(state.streams) - set(state.away) == set(run.schedules) and have_same_weights(state.changes, ours)
 
 
