@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlstream
 from sqlstream.errors import TransformError
@@ -29,15 +29,25 @@ class HandlerError(Exception):
     """What a handler raises that has to do with no work of ours: a timeout, a preemption."""
 
 
-def _looked_after(code: CodeType, known: dict[CodeType, frozenset[int]] = {}) -> frozenset[int]:  # noqa: B006 - a cache
-    """Offsets of the instructions before which Python has looked for signals."""
+class Looks(NamedTuple):
+    """Where Python looks for signals in a function."""
+
+    after: frozenset[int]
+    """Offsets of the instructions before which it has looked."""
+    jumps: frozenset[tuple[int, int]]
+    """Offsets of jumps back, and of what they go on with: it has not looked where that is come to in another way."""
+
+
+def _looks_in(code: CodeType, known: dict[CodeType, Looks] = {}) -> Looks:  # noqa: B006 - a cache
     if code not in known:
-        instructions = list(dis.get_instructions(code))
-        following = itertools.pairwise(instructions)
-        known[code] = frozenset(
-            before.argval if "JUMP" in before.opname else after.offset  # a loop goes on where it began
-            for before, after in following
+        looking = [
+            (before, after)
+            for before, after in itertools.pairwise(dis.get_instructions(code))
             if before.opname.startswith(LOOKS) and not before.opname.endswith("NO_INTERRUPT")
+        ]
+        known[code] = Looks(
+            frozenset(after.offset for before, after in looking if "JUMP" not in before.opname),
+            frozenset((before.offset, before.argval) for before, _ in looking if "JUMP" in before.opname),
         )
     return known[code]
 
@@ -54,6 +64,8 @@ class Injector:
         self._nth = nth
         self._inside = inside
         self._thread = threading.get_ident()
+        self._last = -1
+        """Offset of the instruction that came last."""
         self.num_places = 0
 
     def __enter__(self) -> Injector:
@@ -96,7 +108,8 @@ class Injector:
             self._come_to(code, offset)
 
     def _come_to(self, code: CodeType, offset: int) -> None:
-        if offset in _looked_after(code):
+        looks, jump, self._last = _looks_in(code), (self._last, offset), offset
+        if offset in looks.after or jump in looks.jumps:
             self.num_places += 1
             if self.num_places == self._nth:
                 signal.raise_signal(signal.SIGUSR1)
