@@ -266,6 +266,38 @@ def test_a_table_of_something_else_is_neither_taken_for_the_result_nor_written_o
     assert pq.read_metadata("t.parquet").num_rows == 90
 
 
+@pytest.mark.parametrize(
+    ("src", "out", "problem"),
+    [
+        ("data/*.parquet", "data/1.parquet", "is of the source data/*.parquet"),
+        ("data/*.parquet", "data/n.parquet", "would be read as a file of the source data/*.parquet"),
+        ("data/**/*.parquet", "data/new/n.parquet", "would be read as a file of the source data/**/*.parquet"),
+        ("list.txt", "data/1.parquet", "is of the source list.txt"),
+        ("list.txt", "link.parquet", "is of the source list.txt"),
+        ("photos", "photos/b/1.jpg", "is of the source photos"),
+        ("photos", "photos/n.parquet", "is of the source photos"),
+    ],
+)
+def test_a_table_never_takes_the_place_of_what_rows_are_read_from(
+    src: str, out: str, problem: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("data").mkdir()
+    for number in range(2):
+        pq.write_table(pq.read_table("t.parquet").slice(number * 45, 45), f"data/{number}.parquet")
+    Path("list.txt").write_text("data/0.parquet\ndata/1.parquet\n")
+    Path("link.parquet").symlink_to("data/1.parquet")
+    for name in ("a", "b"):
+        Path("photos", name).mkdir(parents=True)
+        Path("photos", name, "1.jpg").write_bytes(name.encode())
+    before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    words = ["--data-type", "image", "--on", "image"] if src == "photos" else ["--on", "id"]
+    words += ["--column", "n", "--transform", f"{module_of(folder)}:count", "--out", out, "--overwrite"]
+    assert main(["index", "measure", src, "cache", *words]) == 2
+    assert f"--out {out} {problem}: give another file" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in before} == before
+    assert not Path(out).exists() or Path(out) in before
+
+
 def test_what_cannot_be_measured_is_refused(folder: Path, measured: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError, match="no_such' is not there"):
         measured("no_such")

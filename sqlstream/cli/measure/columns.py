@@ -73,7 +73,7 @@ def measure_columns(
 
     Raises:
         ConfigError: No column names the rows, or the function is not there, or parts that are merged.
-        OutputExistsError: `out` is another table.
+        OutputExistsError: `out` is another table, or of the files that the rows are read from.
         SampleError, StorageError: A row cannot be measured.
     """
     from sqlstream.index.types.models import fingerprint
@@ -97,14 +97,16 @@ def measure_columns(
         }
         content = dataset.index.content
         key = fingerprint(facts)
+        if out:
+            _check_place(measure, Path(out), dataset.index.path)
         path = Path(out) if out else dataset.cache.path / "measured" / f"{'-'.join(measure.columns)}-{key[:16]}.parquet"
         parts = path.with_suffix(".parts")
         if out:  # a name of the user's does not tell rows and functions apart, and other machines have the rows elsewhere
             facts["rows"] = dataset.index.fingerprint if content is None else content.to_dict()
             parts = path.with_name(f"{path.stem}-{fingerprint(facts)[:16]}.parts")
     measure = replace(measure, on=on, parts=str(parts))
-    if out and path.exists():
-        _check_there(measure, path, fingerprint(facts), overwrite=overwrite)
+    if out and path.exists() and not overwrite:
+        _check_there(measure, path, fingerprint(facts))
     bounds = [bound for number, bound in enumerate(_bounds(measure, num_rows)) if (share or ALL).has(number)]
     if overwrite and not merges:
         path.unlink(missing_ok=True)
@@ -144,15 +146,31 @@ def _check_keys(dataset: StreamingDataset, on: str) -> None:
         raise ConfigError(f"--on {on} names no row: several rows have {value['value']!r} there: give a column without repeats")
 
 
-def _check_there(measure: Measure, path: Path, made_of: str, *, overwrite: bool) -> None:
-    """Raise OutputExistsError where a file is not the table that is asked for, or may not be replaced by it."""
+def _check_place(measure: Measure, path: Path, index: Path) -> None:
+    """Raise OutputExistsError where a table would be, or replace, one of the files that the rows are read from."""
+    from sqlstream.index.info import describe
+    from sqlstream.index.sources.places.wildcard import has_wildcard, matcher
+    from sqlstream.storage.base import urls
+
+    place = Path(os.path.realpath(path))
+    for file in describe(index).sources:
+        if urls.is_remote(file.url):
+            continue
+        source = Path(os.path.realpath(urls.local_path(file.url)))
+        if place == source or (file.url.endswith("/") and place.is_relative_to(source)):
+            where = "is the source" if place == Path(os.path.realpath(measure.src)) else f"is of the source {measure.src}"
+            raise OutputExistsError(f"--out {path} {where}: give another file")
+    if not urls.is_remote(measure.src) and has_wildcard(measure.src):
+        pattern = os.path.abspath(urls.local_path(measure.src))
+        if matcher(pattern).fullmatch(os.path.abspath(path)):
+            raise OutputExistsError(f"--out {path} would be read as a file of the source {measure.src}: give another file")
+
+
+def _check_there(measure: Measure, path: Path, made_of: str) -> None:
+    """Raise OutputExistsError where a file is not the table that is asked for."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    if overwrite:
-        if Path(measure.src).is_file() and path.samefile(measure.src):
-            raise OutputExistsError(f"--out {path} is the source: give another file")
-        return
     try:
         schema = pq.read_schema(path)
     except (pa.ArrowException, OSError):
