@@ -389,3 +389,23 @@ def test_a_writing_that_ended_early_is_gone_on_with_by_the_option_that_is_named(
     assert write(capsys, pictures, tmp_path / "out", "--format", "tar", "--key", "nope")[0] == 2
     code, text = write(capsys, pictures, tmp_path / "out", "--format", "tar")
     assert (code, "say --overwrite to write over it, or --resume to go on with a writing" in text) == (2, True), text
+
+
+@pytest.mark.parametrize("merged", [False, True])
+@pytest.mark.parametrize("words", [("--overwrite",), ("--resume",), ()])
+def test_shards_are_never_written_over_those_that_are_read(
+    words: tuple[str, ...], merged: bool, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    src = tmp_path / "mds"
+    for number in range(2):
+        part = ("--part", f"{number}/2") if merged else ("--overwrite",)
+        assert write(capsys, pictures, src, "--format", "mds", *part)[0] == 0
+    if merged:
+        assert shards(capsys, "merge", src)[0] == 0
+    (tmp_path / "link").symlink_to(src)
+    before = {path: path.read_bytes() for path in src.rglob("*") if path.is_file()}
+    for out in (src, tmp_path / "link", *([src / "00000-of-00002"] if merged else [])):
+        code, text = write(capsys, src, out, "--format", "mds", "--shuffle", "1", *words)
+        assert (code, "holds what is read of" in text) == (2, True), text
+    assert {path: path.read_bytes() for path in before} == before
+    assert write(capsys, src, src / "below", "--format", "mds", *words)[0] == 0

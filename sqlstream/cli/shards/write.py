@@ -137,6 +137,7 @@ def _write(options: argparse.Namespace) -> dict[str, object]:
     )
     make = _function(options.transform)
     with _dataset(options, fields, make) as dataset:
+        _check_place(options, write_options.part_name, dataset)
         write_options = replace(write_options, source=_source_of(options, dataset))
         if options.format in ("tar", "zip"):
             are_members = "__key__" in dataset.columns
@@ -157,6 +158,22 @@ def _write(options: argparse.Namespace) -> dict[str, object]:
         with writer:
             done = write_dataset(dataset, writer, samples_of, part=part, may_skip=options.on_error == "skip")
     return {"out": writer.place, "format": options.format, "samples": done.num_written, "left_out": done.num_left_out}
+
+
+def _check_place(options: argparse.Namespace, part: str, dataset: StreamingDataset) -> None:
+    """Raise OutputExistsError where shards would be written over those that are read, or over their index."""
+    from sqlstream.index.info import describe
+    from sqlstream.storage.base import urls
+    from sqlstream.write.base.place import place_of
+
+    def directory(url: str) -> str:
+        return url.rstrip("/") if urls.is_remote(url) else os.path.realpath(urls.local_path(url))
+
+    place = place_of(options.out).part(part)
+    out = directory(place.remote or str(place.local))
+    for url in (dataset.index.base_url, *(urls.parent(file.url) for file in describe(dataset.index.path).sources)):
+        if directory(url) == out:
+            raise OutputExistsError(f"{place} holds what is read of {urls.redact(options.src)}: write elsewhere")
 
 
 def _source_of(options: argparse.Namespace, dataset: StreamingDataset) -> str:
