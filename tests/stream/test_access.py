@@ -159,6 +159,24 @@ def test_blanks_around_a_url_are_named_with_the_cure(server: FaultyHttpServer, t
         assert [Path(sample["trimmed"]).read_bytes() for sample in dataset] == [PICTURE, PICTURE]
 
 
+def first_file(sample: dict[str, Any]) -> dict[str, Any]:
+    files = sample["file"]
+    return {**sample, "file": files[0] if isinstance(files, list) else files["at"]}
+
+
+@pytest.mark.parametrize("make", [lambda url: [url, url], lambda url: {"at": url}], ids=["list", "dict"])
+def test_a_column_of_lists_or_structs_names_no_object_until_one_of_its_values_is_taken(
+    make: Any, request: pytest.FixtureRequest, server: FaultyHttpServer, tmp_path: Path
+) -> None:
+    pq.write_table(pa.table({"index": ["a"], "file": [make(f"{server.url}/a.jpg")]}), tmp_path / "t.parquet")
+    problem = rf"row 0 \(sample 'a'\) has a {request.node.callspec.id} in column 'file', which names no file"
+    with opened(tmp_path / "t.parquet", tmp_path) as dataset, pytest.raises(SampleError, match=problem):
+        dataset[0]
+    assert not server.requests()
+    with opened(tmp_path / "t.parquet", tmp_path, predownload_transforms=[first_file]) as dataset:
+        assert Path(dataset[0]["file"]).read_bytes() == PICTURE
+
+
 def test_what_a_predownload_transform_makes_of_a_foreign_row_is_foreign(
     server: FaultyHttpServer, tmp_path: Path, secret: Path
 ) -> None:

@@ -158,7 +158,7 @@ class RowReader:
                     if column not in self._in_place:
                         self._note_missing(sample, row_id, column)
                     continue
-                named = self._url_or_member(sample, row_id, column, str(value), members)
+                named = self._url_or_member(sample, row_id, column, _text_of(sample, row_id, column, value), members)
                 if isinstance(named, ObjectRef):
                     refs[column] = named
                     continue
@@ -259,3 +259,18 @@ class RowReader:
             value = slot.sample.get(column)
             if isinstance(value, str) and column not in slot.refs and not os.path.isfile(value):
                 urls.found_path(value)
+
+
+def _text_of(sample: Sample, row_id: int, column: str, value: object) -> str:
+    """Return the text that a value names its object by.
+
+    Raises:
+        SampleError: It holds several values.
+    """
+    if isinstance(value, list | tuple | dict):
+        raise SampleError(
+            f"row {row_id} (sample {sample['__sample_key__']!r}) has a {type(value).__name__} in column {column!r}, which "
+            "names no file: take one value of it in predownload_transforms, or leave the column out of columns_to_download, "
+            "and samples have it as it is"
+        )
+    return str(value)
