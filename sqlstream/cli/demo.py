@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import hashlib
 import importlib
+import os
 import tempfile
 import time
 import traceback
@@ -77,7 +78,10 @@ def register(subcommands: Subcommands) -> None:
     parser.add_argument("--epochs", type=int, default=2, metavar="N", help="times to stream them (default: %(default)s)")
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="DataLoader workers (default: %(default)s)")
     parser.add_argument(
-        "--dir", metavar="DIR", help="cache directory to use and keep (default: one that is removed at the end)"
+        "--dir",
+        metavar="DIR",
+        type=os.path.expanduser,
+        help="cache directory to use and keep (default: one that is removed at the end)",
     )
 
 

@@ -39,10 +39,13 @@ _NOT_WITH_CONFIG: dict[str, object] = {
 def register(group: Subcommands) -> argparse.ArgumentParser:
     """Declare the command and its options, and return its parser."""
     export = add_command(group, "export", run_export, "write the rows of an index, filtered, weighted, shuffled, split")
-    export.add_argument("dst", metavar="DST", nargs="?", help="the cache directory, as it is given to StreamingDataset")
+    export.add_argument(
+        "dst", metavar="DST", nargs="?", type=os.path.expanduser, help="the cache directory, as it is given to StreamingDataset"
+    )
     export.add_argument(
         "out",
         metavar="OUT",
+        type=os.path.expanduser,
         nargs="?",
         help="the file (.parquet, .arrow, .csv, .jsonl); local, or a URL such as s3://…",
     )

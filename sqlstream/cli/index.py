@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import csv
 import math
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -59,7 +60,9 @@ def register(subcommands: Subcommands) -> None:
     push = add_command(group, "push", run_push, "put an index into a store that nodes share")
     pull = add_command(group, "pull", run_pull, "get an index out of a store that nodes share")
     for parser in (build, info, query, explain, verify, push, pull):
-        parser.add_argument("dst", metavar="DST", help="the cache directory, as it is given to StreamingDataset")
+        parser.add_argument(
+            "dst", metavar="DST", type=os.path.expanduser, help="the cache directory, as it is given to StreamingDataset"
+        )
     build.add_argument("--data-type", metavar="TYPE", help="for a directory: which kind of file makes a sample, e.g. image")
     build.add_argument(
         "--key-column", metavar="COL", help="column that names a sample (default: index, where it can; else the row number)"

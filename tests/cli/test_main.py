@@ -126,3 +126,25 @@ def test_help_imports_nothing_heavy() -> None:
     packages = set(result.stdout.splitlines()[-1].split())
     assert "sqlstream" in packages
     assert not packages & {"torch", "alembic", "sqlalchemy", "numpy", "pyarrow", "fsspec", "obstore", "PIL", "tqdm", "moto"}
+
+
+def test_a_tilde_is_the_home_directory_in_each_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home" / "t.csv").write_text("index,text\na,b\n")
+    for line in (
+        "index build ~/t.csv ~/cache",
+        "index export ~/cache ~/rows.parquet",
+        "index measure ~/t.csv ~/cache --column n --transform builtins:len --out ~/n.parquet",
+        "shards write ~/t.csv ~/tars --format tar --cache ~/cache",
+        "shards index ~/tars --wids ~/wids.json",
+        "shards info ~/tars",
+        "shards verify ~/wids.json",
+    ):
+        assert main(line.split()) == 0, capsys.readouterr().err
+    assert {"rows.parquet", "n.parquet", "wids.json"} <= {path.name for path in (tmp_path / "home").iterdir()}
+    assert not list((tmp_path / "work").iterdir())

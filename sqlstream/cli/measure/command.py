@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -18,7 +19,7 @@ def register(group: Subcommands) -> argparse.ArgumentParser:
     measure = add_command(
         group, "measure", run_measure, "compute columns once, such as lengths, as a table that later runs join"
     )
-    measure.add_argument("src", metavar="SRC", help="the source, as it is given to StreamingDataset")
+    measure.add_argument("src", metavar="SRC", type=os.path.expanduser, help="the source, as it is given to StreamingDataset")
     measure.add_argument("dst", metavar="DST", help="the cache directory, as it is given to StreamingDataset")
     measure.add_argument("--column", metavar="COL", nargs="+", required=True, help="columns that are computed")
     measure.add_argument(
@@ -40,7 +41,9 @@ def register(group: Subcommands) -> argparse.ArgumentParser:
         "--part", metavar="I/N", help="compute the I-th of N shares of the rows, on one of several machines; --merge joins them"
     )
     measure.add_argument("--merge", action="store_true", help="compute nothing: make the table of what --part runs have left")
-    measure.add_argument("--out", metavar="FILE", help="where the table goes (default: DST/measured/…)")
+    measure.add_argument(
+        "--out", metavar="FILE", type=os.path.expanduser, help="where the table goes (default: DST/measured/…)"
+    )
     measure.add_argument("--overwrite", action="store_true", help="compute all rows again")
     add_storage_option(measure)
     return measure

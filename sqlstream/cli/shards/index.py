@@ -21,8 +21,16 @@ if TYPE_CHECKING:
 def register(group: Subcommands) -> None:
     """Declare the command."""
     parser = add_command(group, "index", run, "write what other programs want beside tars: indexes and offsets")
-    parser.add_argument("tars", metavar="TAR", nargs="+", help="tars, or directories of them: local or remote, with braces")
-    parser.add_argument("--wids", metavar="OUT", help="the index to write; names are relative to it where they can be")
+    parser.add_argument(
+        "tars",
+        metavar="TAR",
+        nargs="+",
+        type=os.path.expanduser,
+        help="tars, or directories of them: local or remote, with braces",
+    )
+    parser.add_argument(
+        "--wids", metavar="OUT", type=os.path.expanduser, help="the index to write; names are relative to it where they can be"
+    )
     parser.add_argument("--name", metavar="NAME", default="", help="of the dataset, in the index of wids")
     parser.add_argument("--idx", action="store_true", help="write TAR.idx beside each tar, the offsets of its samples")
     parser.add_argument("--energon", action="store_true", help="write .nv-meta beside the tars, for Megatron-Energon")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 from sqlstream.cli.options import Subcommands, add_command, add_storage_option
 from sqlstream.cli.output import Size, print_facts, print_json, print_section
@@ -15,7 +16,12 @@ _MOST_SHOWN = 20
 def register(group: Subcommands) -> None:
     """Declare the command."""
     parser = add_command(group, "info", run, "show the shards of a dataset: format, samples, bytes, columns")
-    parser.add_argument("src", metavar="SRC", help="a directory, an index.json, or shards: local or remote, with braces")
+    parser.add_argument(
+        "src",
+        metavar="SRC",
+        type=os.path.expanduser,
+        help="a directory, an index.json, or shards: local or remote, with braces",
+    )
     add_storage_option(parser)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 from sqlstream.cli.options import Subcommands, add_command, add_storage_option
 from sqlstream.cli.output import Size, print_facts, print_json, print_section
@@ -15,7 +16,12 @@ DAMAGED = 1
 def register(group: Subcommands) -> None:
     """Declare the command."""
     parser = add_command(group, "verify", run, "read shards whole; exit code 1 if one is damaged, or not what its index says")
-    parser.add_argument("src", metavar="SRC", help="a directory, an index.json, or shards: local or remote, with braces")
+    parser.add_argument(
+        "src",
+        metavar="SRC",
+        type=os.path.expanduser,
+        help="a directory, an index.json, or shards: local or remote, with braces",
+    )
     add_storage_option(parser)
 
 
