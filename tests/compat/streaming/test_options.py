@@ -168,3 +168,19 @@ def test_retry_calls_again_after_the_named_errors() -> None:
     assert retry(len)("abc") == 3
     with pytest.raises(ConfigError, match="num_attempts=0"):
         retry(num_attempts=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "cure"),
+    [
+        ("prepare_shard", "predownload="),
+        ("evict_shard", "cache_limit="),
+        ("evict_coldest_shard", "cache_limit="),
+        ("resample_streams", r"set_epoch\(\)"),
+    ],
+)
+def test_a_method_that_is_not_here_says_what_to_do(name: str, cure: str, tmp_path: Path) -> None:
+    dataset = StreamingDataset(local=str(copied("fixed_only", tmp_path)), batch_size=2)
+    with pytest.raises(AttributeError, match=f"StreamingDataset.{name} is not here: .*{cure}"):
+        getattr(dataset, name)(0)
+    assert not hasattr(dataset, name)

@@ -15,6 +15,7 @@ from sqlstream.compat.streaming.base.asked import Asked
 from sqlstream.compat.streaming.base.items import MakeItem, ReadsRows, item_of, methods_of, offered, without_added
 from sqlstream.compat.streaming.base.opening import Inner, Opener, shards_of
 from sqlstream.compat.streaming.base.places import place_of
+from sqlstream.compat.streaming.base.signatures import Refused
 from sqlstream.compat.streaming.base.stream import Stream, check_shares
 from sqlstream.distributed import read_world
 from sqlstream.errors import ConfigError
@@ -90,6 +91,10 @@ class StreamingDataset(Array, IteratedDataset):
     """
 
     _counts_all_ranks: ClassVar[bool] = False
+    prepare_shard = Refused("shards come as their samples are asked for; predownload= says how far ahead")
+    evict_shard = Refused("cache_limit= makes room, and `sqlstream cache clear DST` empties a cache")
+    evict_coldest_shard = Refused("cache_limit= makes room")
+    resample_streams = Refused("which samples an epoch has is computed; set_epoch() chooses the epoch")
 
     def __init__(
         self,
