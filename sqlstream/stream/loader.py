@@ -66,9 +66,10 @@ class StreamingDataLoader(DataLoader[Sample]):
             whatever the structure of the batch. `'views'`: a list of `bytes` is then a `PackedBytes`, which gives them without
             a copy; True: it is a list, as without workers. False: all as torch sends it.
         sampler, batch_sampler: None. Lightning gives both as it makes a loader anew, to predict.
+        shuffle: False, or None, as scripts for torch's DataLoader have it.
 
     Raises:
-        ConfigError: The dataset was given another batch size, or is no StreamingDataset; or there is a sampler.
+        ConfigError: The dataset was given another batch size, or is no StreamingDataset; or a sampler or shuffle is asked for.
 
     Example:
         >>> loader = StreamingDataLoader(dataset, batch_size=4, num_workers=2)
@@ -97,10 +98,12 @@ class StreamingDataLoader(DataLoader[Sample]):
         pack_bytes: bool | Literal["views"] = True,
         sampler: None = None,
         batch_sampler: None = None,
+        shuffle: bool | None = None,
     ) -> None:
-        if sampler is not None or batch_sampler is not None:
+        if sampler is not None or batch_sampler is not None or shuffle:
+            asked = "does not shuffle" if shuffle else "takes no sampler"
             raise ConfigError(
-                "the order is the dataset's, so a StreamingDataLoader takes no sampler: give the dataset shuffle_seed=, "
+                f"the order is the dataset's, so a StreamingDataLoader {asked}: give the dataset shuffle_seed=, "
                 "weights= or batches=, or give torch's DataLoader a MapView of the dataset"
             )
         if not isinstance(dataset, IteratedDataset):

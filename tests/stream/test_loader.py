@@ -578,9 +578,12 @@ def test_the_error_of_a_worker_keeps_torchs_iterator_in_no_circle(dataset: OpenD
         gc.enable()
 
 
-def test_a_sampler_is_refused(tmp_path: Path) -> None:
+def test_a_sampler_and_a_shuffle_are_refused(tmp_path: Path) -> None:
     with StreamingDataset(make_table(tmp_path, NUM_ROWS), tmp_path / "cache", show_progress=False) as dataset:
         for name in ("sampler", "batch_sampler"):
             given: dict[str, Any] = {name: [[0, 1]]}
             with pytest.raises(ConfigError, match="takes no sampler: give the dataset shuffle_seed="):
                 StreamingDataLoader(dataset, **given)
+        with pytest.raises(ConfigError, match="does not shuffle: give the dataset shuffle_seed="):
+            StreamingDataLoader(dataset, shuffle=True)
+        assert len(StreamingDataLoader(dataset, shuffle=False)) == NUM_ROWS
