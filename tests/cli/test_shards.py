@@ -409,3 +409,16 @@ def test_shards_are_never_written_over_those_that_are_read(
         assert (code, "holds what is read of" in text) == (2, True), text
     assert {path: path.read_bytes() for path in before} == before
     assert write(capsys, src, src / "below", "--format", "mds", *words)[0] == 0
+
+
+def test_rows_of_a_database_lie_in_no_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("out").mkdir()
+    with contextlib.closing(sqlite3.connect("rows.db")) as connection, connection:
+        connection.execute("CREATE TABLE t AS SELECT 1 AS id")
+    monkeypatch.chdir("out")
+    source = ("--sql", "SELECT * FROM t", "--cache", tmp_path / "cache", "--overwrite")
+    code, text = shards(capsys, "write", f"sqlite:///{tmp_path}/rows.db", ".", "--format", "mds", *source)
+    assert code == 0, text

@@ -171,7 +171,9 @@ def _check_place(options: argparse.Namespace, part: str, dataset: StreamingDatas
 
     place = place_of(options.out).part(part)
     out = directory(place.remote or str(place.local))
-    for url in (dataset.index.base_url, *(urls.parent(file.url) for file in describe(dataset.index.path).sources)):
+    src = os.path.expanduser(options.src)
+    own = src if src.endswith("/") or os.path.isdir(src) else urls.parent(src)  # an index may name shards elsewhere
+    for url in (own, *(urls.parent(file.url) for file in describe(dataset.index.path).sources)):
         if directory(url) == out:
             raise OutputExistsError(f"{place} holds what is read of {urls.redact(options.src)}: write elsewhere")
 
