@@ -301,7 +301,7 @@ class Cache:
     def clear(self, *, dataset: str | None = None, older_than_seconds: float | None = None, index: bool = False) -> ClearReport:
         """Remove entries, never a pinned one; see `sqlstream.cache.admin.clear`."""
         self.check_open()
-        self._directory.owner.flush()
+        self._directory.flush()
         return clear(
             self._directory.ledger, self._directory.disk, dataset=dataset, older_than_seconds=older_than_seconds, index=index
         )
@@ -309,7 +309,7 @@ class Cache:
     def verify(self, repair: bool = False, deep: bool = False) -> list[Finding]:
         """Return all on which ledger and disk disagree, `deep`: contents too; with `repair`, mend it beside all readers."""
         self.check_open()
-        self._directory.owner.flush()
+        self._directory.flush()
         checks = (recover.verify, verify_content) if deep else (recover.verify,)
         return [found for check in checks for found in check(self._directory.ledger, self._directory.disk, repair=repair)]
 

@@ -72,6 +72,11 @@ class CacheDirectory:
             self.owner.run(lambda _: None)
         return self.ledger.account().limit_bytes
 
+    def flush(self) -> None:
+        """Write what waits for a transaction, and close shards that stay open: what no sample uses may go."""
+        self.kept.let_go()
+        self.owner.flush()
+
     def hand_over(self, give: Callable[[int], None]) -> None:
         """End, and leave the pins of retained holds to the process that `give` gives a descriptor to; see `Owner.hand_over`."""
         if not self.holds.num_retained:

@@ -161,6 +161,7 @@ class LedgerSession:
         if self._checksums is not None and (wrong := self._checksums.find_wrong(hold.refs)):
             if not isinstance(hold, Hold):
                 hold.close()  # its locks would keep the files
+            self._directory.kept.let_go()  # and so would those of shards that stay open
             self._checksums.remove(wrong)
             return False
         return True
@@ -209,8 +210,7 @@ class LedgerSession:
 
     def flush(self) -> None:
         """See `CacheSession`."""
-        self._directory.kept.let_go()
-        self._owner.flush()
+        self._directory.flush()
 
     def rest(self) -> None:
         """End the helper process, and what it still brings."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.servers import FaultyHttpServer
 from tests.cache.actors import objects
 from tests.cache.kit import num_gets
+from tests.stream.shards import serve
 
 DAY = 86_400.0
 
@@ -101,3 +103,27 @@ def test_what_is_no_age_is_refused(directory: Path, max_age: float) -> None:
     with pytest.raises(ConfigError, match="max_age"):
         Cache(directory, max_age=max_age)
     assert not directory.exists() or not list(directory.iterdir())
+
+
+@pytest.mark.parametrize("remove", ["max_age", "clear"])
+def test_a_shard_that_stays_open_between_its_samples_goes_as_others_do(
+    directory: Path, server: FaultyHttpServer, remove: str
+) -> None:
+    """No sample uses it: it is open for the next one alone."""
+    expected = serve(server, 1, 8)
+    url = f"{server.url}/data/s-000.tar"
+    options: Any = {"shards": "whole", "show_progress": False}
+    with MockClock().installed() as clock:
+        with StreamingDataset(url, directory, **options) as dataset:
+            assert len(list(dataset)) == len(expected)
+        with StreamingDataset(url, directory, **options, max_age="1d" if remove == "max_age" else None) as dataset:
+            for number in range(4):
+                dataset[number]
+            before = num_gets(server)
+            clock.advance(2 * DAY)
+            if remove == "clear":
+                report = dataset.cache.clear()
+                assert (report.removed_entries, report.kept_pinned_entries) == (1, 0)
+            assert dataset[5]["__key__"].encode() == expected[5]["__key__"]
+            assert num_gets(server) > before
+    check_invariants(directory)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from tests.cache.actors import Stage, begin_and_wait, body, objects, pin_until_t
 from tests.cache.kit import num_gets
 from tests.cache.session import Session
 from tests.processes import answer_of_forked_child
+from tests.stream.shards import content, serve
 
 NUM, SIZE = 8, 10_000
 
@@ -90,6 +92,19 @@ def test_a_dataset_gives_no_changed_bytes(
             if not workers:
                 break
         assert dataset.cache.statistics().quarantined == (2 if workers else 1)
+
+
+def test_a_changed_shard_that_this_process_keeps_open_is_fetched_again(directory: Path, server: FaultyHttpServer) -> None:
+    """It is read under a lock that stays from sample to sample, and no other process uses it."""
+    expected = serve(server, 1, 8)
+    options: Any = {"shards": "whole", "verify_reads": "crc", "show_progress": False}
+    with StreamingDataset(f"{server.url}/data/s-000.tar", directory, **options) as dataset:
+        assert [content(dataset[i]) for i in range(8)] == expected
+    (shard,) = directory.glob("data/*/*")
+    flip(shard)
+    with StreamingDataset(f"{server.url}/data/s-000.tar", directory, **options) as dataset:
+        assert [content(dataset[i]) for i in range(8)] == expected
+        assert dataset.cache.statistics().quarantined == 1
 
 
 def test_a_file_without_a_checksum_gets_one_at_the_first_look(directory: Path, urls: list[str]) -> None:

@@ -56,6 +56,8 @@ class MaxAge:
         self._next_look = now + max(_LEAST_SECONDS, self._seconds / _LOOKS)
         since = math.floor(time.time() - self._seconds)  # in whole seconds, as `created_at` is
         old = [key for (key,) in self._directory.ledger.database.read(_OLD, (since,))]
+        if old:
+            self._directory.kept.let_go()
         for start in range(0, len(old), MAX_EVICTIONS):
             self._remove(old[start : start + MAX_EVICTIONS], since)
 

@@ -40,7 +40,10 @@ def drop_other_versions(directory: CacheDirectory, refs: Iterable[ObjectRef]) ->
         removed = {row.key for row in recover.remove(tx, directory.disk, free)}
         return {row.key for row in rows} - removed
 
-    return directory.owner.run(remove) if other else frozenset()
+    if not other:
+        return frozenset()
+    directory.kept.let_go()
+    return directory.owner.run(remove)
 
 
 def _differs(ref: ObjectRef, size_bytes: int, etag: str | None) -> bool:
