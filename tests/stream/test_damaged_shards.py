@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+import zipfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from sqlstream import StreamingDataset
-from sqlstream.errors import ConfigError, DamagedShardError, ObjectNotFoundError, SourceError
+from sqlstream.errors import ConfigError, DamagedMemberError, DamagedShardError, ObjectNotFoundError, SourceError
 from sqlstream.testing.servers import FaultyHttpServer
 from tests.cli.commands import run, run_json
 from tests.goldens import FIXTURES
@@ -235,3 +236,20 @@ def test_archives_of_wids_may_have_fewer_samples_than_their_index_says_where_the
     (tmp_path / "wds/index.json").write_text(json.dumps(document))
     with pytest.raises(SourceError, match=r"shard-000001\.tar has .* samples"):
         with_mode(index, tmp_path / "other", "until_damage")
+
+
+def test_a_damaged_copy_in_the_cache_is_named_beside_its_cure(server: FaultyHttpServer, tmp_path: Path) -> None:
+    """The archive on the server is as it was: to write it again would help nothing."""
+    with zipfile.ZipFile(tmp_path / "s.zip", "w") as archive:
+        archive.writestr("a.bin", bytes(30_000))
+    server.objects["/d/s.zip"] = (tmp_path / "s.zip").read_bytes()
+    with opened(f"{server.url}/d/s.zip", tmp_path, on_error="raise") as dataset:
+        assert dataset[0]["bin"] == bytes(30_000)
+    for path in (tmp_path / "cache/data").glob("*/*"):
+        data = path.read_bytes()
+        path.write_bytes(data.replace(bytes(100), bytes(99) + b"x", 1))
+    with opened(f"{server.url}/d/s.zip", tmp_path, on_error="raise") as dataset:
+        with pytest.raises(DamagedMemberError, match=r"CRC-32.*its copy is not: `sqlstream cache clear` has it fetched again"):
+            dataset[0]
+        dataset.cache.clear()
+        assert dataset[0]["bin"] == bytes(30_000)

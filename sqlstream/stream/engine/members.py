@@ -323,6 +323,8 @@ class MemberReader:
             raise
         except SourceError as error:
             which = f"row {sample.get('__row__')}, sample {sample.get('__sample_key__')!r}"
+            if content.refs:  # it may be the disk of the cache that fails
+                which += "; where the shard itself is whole, its copy is not: `sqlstream cache clear` has it fetched again"
             raise DamagedMemberError(f"{error} ({which})", url=shard.name) from error
         except OSError as error:
             if content.refs or isinstance(error, StorageError):  # of the cache, or named already
