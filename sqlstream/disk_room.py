@@ -1,4 +1,4 @@
-"""Whether a disk has room: bytes, inodes, and what a quota leaves of them."""
+"""Whether a disk has room: bytes, inodes, and what a quota leaves of them; and the cure where it refuses a write."""
 
 from __future__ import annotations
 
@@ -9,6 +9,13 @@ import tempfile
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """How a disk says that it has no room, neither bytes nor, to the same errors, inodes: by itself, or by a quota."""
+_CURES = {
+    **dict.fromkeys(FULL, "free space on that disk, lower the limit so that it fits, or give min_free_bytes"),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise `ulimit -n`"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "give the user of this process the right to read and write there"),
+    errno.EROFS: "mount that disk writable",
+    errno.ENOENT: "a folder of the cache was removed meanwhile; the next use makes it again. Remove none while it is used",
+}
 _FEW_INODES = 16  # arbitrary: as many as others may give back before the message is made
 
 
@@ -42,3 +49,8 @@ def lack_of_inodes(directory: str | os.PathLike[str]) -> str:
         if status.f_files and status.f_favail < _FEW_INODES:
             return f", {status.f_favail} of its {status.f_files} inodes are free (see `df -i`)"
     return ""
+
+
+def cure_of(error: OSError) -> str:
+    """Return what to do where a directory of the cache refused a file, as a clause for the message."""
+    return _CURES.get(error.errno or 0, "look at that disk's health")

@@ -28,7 +28,7 @@ from sqlstream.cache.files.read_hold import KeptLocks
 from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.cache.model.tuning import CacheTuning
 from sqlstream.cache.recovery import recover
-from sqlstream.disk_room import lack_of_inodes
+from sqlstream.disk_room import cure_of, lack_of_inodes
 from sqlstream.errors import CacheDamagedError, CacheDiskError
 from sqlstream.process import interrupts, locks
 
@@ -302,7 +302,6 @@ def _create_parts(disk: Disk, missing: Iterable[bytes]) -> dict[bytes, Part]:
     except OSError as error:
         disk.discard_parts(parts.values())
         raise CacheDiskError(
-            f"cannot create files in {disk.root} ({error.strerror}{lack_of_inodes(disk.root)}): free space on that disk, or "
-            "raise `ulimit -n`"
+            f"cannot create files in {disk.root} ({error.strerror}{lack_of_inodes(disk.root)}): {cure_of(error)}"
         ) from error
     return parts

@@ -11,7 +11,6 @@ given up, what was learned of its size is kept, and it takes its turn again: two
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +26,7 @@ from sqlstream.cache.ledger.ledger import LedgerTransaction
 from sqlstream.cache.model.rows import Publication
 from sqlstream.cache.model.tuning import CacheTuning
 from sqlstream.cache.recovery.free_space import FreeSpace
-from sqlstream.disk_room import FULL, lack_of_inodes
+from sqlstream.disk_room import FULL, cure_of, lack_of_inodes
 from sqlstream.errors import CacheDiskError, CacheError, CacheFullError, FetchCancelledError, SqlStreamError
 from sqlstream.process import fork, interrupts
 from sqlstream.process.interrupts import Changes
@@ -354,11 +353,11 @@ def _must_be_asked_again(disk: Disk, lead: Lead, error: SqlStreamError) -> bool:
 
 
 def _disk_error(disk: Disk, lead: Lead, error: OSError) -> CacheDiskError:
-    url, cure = urls.redact(lead.ref.url), "Free space on that disk, lower the limit so that it fits, or give min_free_bytes"
-    if error.errno == errno.ENOENT:
-        cure = "A folder of the cache was removed meanwhile; the next use makes it again. Remove none while it is used"
+    url, cure = urls.redact(lead.ref.url), cure_of(error)
     return CacheDiskError(
-        f"cannot write {url} to the cache at {disk.root}: {error.strerror}{lack_of_inodes(disk.root)}. {cure}", url=url
+        f"cannot write {url} to the cache at {disk.root}: {error.strerror}{lack_of_inodes(disk.root)}. "
+        f"{cure[0].upper()}{cure[1:]}",
+        url=url,
     )
 
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from sqlstream.cache.ledger import damage, schema, shared_locks
 from sqlstream.cache.ledger.write_lock import WriteLock, same_file, write_durably
-from sqlstream.disk_room import has_room, lack_of_inodes
+from sqlstream.disk_room import cure_of, has_room, lack_of_inodes
 from sqlstream.errors import (
     CacheClosedError,
     CacheDamagedError,
@@ -339,9 +339,7 @@ class Database:
                     f"{os.fspath(error.filename)} is no file ({error.strerror}), and sqlstream never makes another thing "
                     "there: remove it, and the next use makes it anew"
                 ) from error
-            raise CacheDiskError(
-                f"cannot work in {self.path.parent} ({error}{lack}): look at that disk's room and health, and at `ulimit -n`"
-            ) from error
+            raise CacheDiskError(f"cannot work in {self.path.parent} ({error}{lack}): {cure_of(error)}") from error
         full_code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
         code = full_code & 0xFF
         is_impossible = full_code in _IMPOSSIBLE and not isinstance(error, sqlite3.ProgrammingError)
