@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from sqlstream import StreamingDataLoader, StreamingDataset
 from sqlstream.cache import Cache
 from sqlstream.cache.model.refs import ObjectRef
-from sqlstream.errors import MissingDependencyError
+from sqlstream.errors import CacheDiskError, MissingDependencyError
 from sqlstream.testing.invariants import violations
 from sqlstream.testing.servers import FaultyHttpServer
 from tests.cache.actors import body, objects
@@ -96,6 +99,19 @@ def test_on_a_disk_that_stays_full_the_half_that_is_needed_last_gives_way(tmp_pa
         assert not holds[0].is_void
         session.release(holds[0])
     assert violations(tmp_path / "cache", at_rest=True) == []
+
+
+def test_a_full_disk_is_told_once(
+    tmp_path: Path, server: FaultyHttpServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.objects.update(objects([1 << 20] * 3))
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with Cache(tmp_path / "cache", limit=None) as cache:
+        monkeypatch.setattr(os, "posix_fallocate", Mock(side_effect=full))
+        for i in range(3):
+            with pytest.raises(CacheDiskError, match="No space left on device"):
+                cache.acquire_many([f"{server.url}/o/{i}.bin"])
+    assert caplog.text.count("evicting to go on") == 1
 
 
 def test_what_is_fetched_ahead_gives_way_to_a_sample_that_is_acquired_after_it_and_never_the_reverse(

@@ -170,9 +170,11 @@ def make_space_after(error: Exception, owner: Owner, disk: Disk, *, need_bytes: 
     """Give a disk room if `error` says that it has none, bytes or inodes; return whether it says so."""
     if not says_full(error):
         return False
-    logger.warning(
-        "the disk below the cache at %s has no room (%s): evicting to go on", disk.root, str(error.__cause__ or error)
-    )
+    if not disk.was_told_full:  # for an object or a window each: what is evicted, statistics count
+        disk.was_told_full = True
+        logger.warning(
+            "the disk below the cache at %s has no room (%s): evicting to go on", disk.root, str(error.__cause__ or error)
+        )
     with contextlib.suppress(CacheError):  # the next try tells what is wrong
         make_space(owner, disk, need_bytes, num_files)
     with contextlib.suppress(CacheError):

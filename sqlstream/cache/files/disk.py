@@ -89,6 +89,8 @@ class Disk:
         self.unit = AllocationUnit(self.data, unit_of)
         self.is_ballast_dropped = False
         """This process gave the ballast up and has not got it back yet."""
+        self.was_told_full = False
+        """This process, or the one that it was forked from, has logged that the disk is full."""
         self._published: dict[str, int] = {}
         """Files in data/ whose part a process (by its id) still has locked, by the hex of their key."""
 
