@@ -39,6 +39,11 @@ def has_room(directory: str | os.PathLike[str], num_bytes: int, num_files: int) 
     return True
 
 
+def free_bytes(path: str | os.PathLike[str]) -> int:
+    """Return what this user may still write to the file system of a path."""
+    return (status := os.statvfs(path)).f_bavail * status.f_frsize
+
+
 def lack_of_inodes(directory: str | os.PathLike[str]) -> str:
     """Return a clause for the message of a full disk: how few inodes are free; empty if there are some.
 

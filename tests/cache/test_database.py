@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -183,6 +184,19 @@ def test_the_wal_stays_small(path: Path) -> None:
         with database.write_transaction() as connection:
             connection.execute("INSERT INTO failure VALUES (?, ?, 1, 1, NULL, NULL)", (f"{i}", "x" * 200_000))
         assert os.stat(f"{path}-wal").st_size < db.WAL_LIMIT_BYTES + 1_000_000
+    database.close()
+
+
+def test_the_wal_of_a_disk_that_is_nearly_full_stays_smaller(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects are evicted for what it takes there."""
+    database = Database(path)
+    database.read("SELECT 1")
+    status = Mock(f_bavail=1, f_frsize=4096, f_files=1 << 20, f_favail=1 << 20)
+    monkeypatch.setattr(os, "statvfs", lambda _: status)
+    for i in range(20):
+        with database.write_transaction() as connection:
+            connection.execute("INSERT INTO failure VALUES (?, ?, 1, 1, NULL, NULL)", (f"{i}", "x" * 200_000))
+        assert os.stat(f"{path}-wal").st_size < 1_500_000
     database.close()
 
 

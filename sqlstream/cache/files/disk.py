@@ -361,7 +361,7 @@ class Disk:
 
     def free_bytes(self) -> int:
         """Return what this user may still write to the file system."""
-        return (status := os.statvfs(self.root)).f_bavail * status.f_frsize
+        return disk_room.free_bytes(self.root)
 
     def has_room(self, num_bytes: int, num_files: int) -> bool:
         """Return whether so many bytes and inodes are to be had; see `disk_room`."""

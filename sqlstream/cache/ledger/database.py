@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from sqlstream.cache.ledger import damage, schema, shared_locks
 from sqlstream.cache.ledger.write_lock import WriteLock, same_file, write_durably
-from sqlstream.disk_room import cure_of, has_room, lack_of_inodes
+from sqlstream.disk_room import cure_of, free_bytes, has_room, lack_of_inodes
 from sqlstream.errors import (
     CacheClosedError,
     CacheDamagedError,
@@ -45,6 +45,8 @@ logger = logging.getLogger(__name__)
 
 WAL_LIMIT_BYTES = 4 << 20
 """The WAL is truncated above this; it is overhead that users did not ask for."""
+_NEARLY_FULL_WAL_BYTES = 1 << 20
+"""The same where the disk has less free than the WAL takes: objects are evicted for it there. Some transactions' worth."""
 _OPENING_BYTES, _OPENING_FILES = 1 << 20, 4
 """What SQLite takes as it opens a ledger (32 KiB of -shm, and the -wal), generously: with less the disk counts as full."""
 _PRAGMAS = (
@@ -403,8 +405,12 @@ def _stored_version(path: Path) -> int | None:
 def _keep_wal_small(connection: sqlite3.Connection, name: str) -> bool:
     """Truncate a large WAL; False when it was deleted under us: what is in it goes into the database, which is opened anew."""
     try:
-        if os.stat(name + "-wal").st_size > WAL_LIMIT_BYTES:
+        size_bytes = os.stat(name + "-wal").st_size
+        if size_bytes > WAL_LIMIT_BYTES:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        elif size_bytes > _NEARLY_FULL_WAL_BYTES and free_bytes(name) < size_bytes:
+            with contextlib.suppress(sqlite3.OperationalError):  # no room for that either; what is committed is so
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     except FileNotFoundError:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         return False
