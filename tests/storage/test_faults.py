@@ -96,7 +96,8 @@ def test_what_stays_is_not_tried_again(downloads: Downloads, server: FaultyHttpS
     downloads.submit(url)
     (done,) = downloads.wait_done()
     assert type(done.error) is STAYS[code]
-    assert (done.num_requests, done.num_retries, len(server.requests(PATH))) == (1, 0, 1)
+    is_asked_without_range = url.startswith("s3") and code == 416  # an empty object has no byte 0
+    assert (done.num_requests, done.num_retries, len(server.requests(PATH))) == (1, 0, 2 if is_asked_without_range else 1)
 
 
 def test_retries_end(downloads: Downloads, server: FaultyHttpServer, url: str) -> None:
