@@ -70,3 +70,35 @@ def test_without_bypass_the_run_ends_with_the_clear_error(photos: Photos, tmp_pa
         break_ledger(dataset.cache)
         with pytest.raises(CacheError, match=r"ledger\.sqlite"):
             list(dataset)
+
+
+class ReadImage:
+    def __call__(self, sample: dict[str, object]) -> dict[str, object]:
+        sample["read"] = Path(str(sample.pop("image"))).read_bytes()
+        return sample
+
+
+@pytest.mark.parametrize("on_cache_error", ["raise", "bypass"])
+def test_files_that_another_program_removes_before_their_samples_are_made_cost_no_sample(
+    on_cache_error: str, photos: Photos, tmp_path: Path
+) -> None:
+    """Of the window ahead; `on_error="raise"` shows that none of them has failed."""
+    directory = tmp_path / "cache"
+    with StreamingDataset(
+        photos.src,
+        directory,
+        columns_to_download=["image"],
+        transforms=[ReadImage()],
+        cache_limit="10mb",
+        on_cache_error=on_cache_error,
+        on_error="raise",
+        show_progress=False,
+    ) as dataset:
+        for _ in range(2):  # the first epoch fetches all, the second holds files for reading alone
+            seen = {}
+            for number, sample in enumerate(dataset):
+                seen[sample["index"]] = sample["read"]
+                if number % 8 == 4:
+                    for path in (directory / "data").glob("*/*"):
+                        path.unlink(missing_ok=True)
+            assert seen == {f"photo-{number}": photos.data(number) for number in range(photos.num)}

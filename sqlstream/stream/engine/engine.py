@@ -25,7 +25,7 @@ from sqlstream.stream.engine.forecast import is_wanted
 from sqlstream.stream.engine.packer import Packer
 from sqlstream.stream.engine.recipes import MOST_WITHOUT, Recipes
 from sqlstream.stream.engine.row_source import RowSource
-from sqlstream.stream.engine.sample_maker import SampleMaker
+from sqlstream.stream.engine.sample_maker import LostFileError, SampleMaker
 from sqlstream.stream.engine.slots import PlannedSample, Recipe
 from sqlstream.stream.engine.walk import planned_slots
 from sqlstream.stream.engine.window import Window
@@ -315,6 +315,29 @@ class Engine:
             self._log_of(slot).num_seen += 1
 
     def _instead(self, slot: PlannedSample, error: Exception) -> Iterator[Sample]:
+        """Return an iterator of the samples in place of a failed one: its own where only a file went, else of another row."""
+        return self._anew(slot) if isinstance(error, LostFileError) else self._failed(slot, error)
+
+    def _anew(self, slot: PlannedSample) -> Iterator[Sample]:
+        """Yield the samples of a slot again, of objects that are acquired again."""
+        planned = slot.recipe.slots([slot.row_id], [slot.position], [slot.epoch])
+        again = next(other for other in planned if other.part == slot.part)
+        try:
+            samples = self._stand_in(again, slot, slot.part)
+        except (SampleError, StorageError) as error:
+            yield from self._failed(slot, error)
+            return
+        self._log_of(slot).num_seen += 1
+        slot.is_single = len(samples) == 1
+        yield from samples
+
+    def _stand_in(self, other: PlannedSample, slot: PlannedSample, part: int) -> list[Sample]:
+        """Return the samples of a slot in the place of another's, as parts of packs where there are packs."""
+        other.share, other.share_position, other.access = slot.share, slot.share_position, slot.access
+        made, packer = self._maker.make_all(other), slot.recipe.packer
+        return made if packer is None else [packer.part(sample, other.length, part) for sample in made]
+
+    def _failed(self, slot: PlannedSample, error: Exception) -> Iterator[Sample]:
         """Note a failure, and return an iterator of the samples that replace the failed one."""
         self._log_of(slot).note_failure(slot, error)
         on_error = slot.recipe.options.on_error
@@ -330,10 +353,8 @@ class Engine:
             row_ids = recipe.rows.ids_of(np.array([selected], dtype=np.int64))
             samples: list[Sample] = []
             for stand_in in recipe.slots(row_ids, [slot.position], [slot.epoch]):
-                stand_in.share, stand_in.share_position, stand_in.access = share, slot.share_position, slot.access
                 try:
-                    made = self._maker.make_all(stand_in)
-                    samples += made if recipe.packer is None else [recipe.packer.part(one, stand_in.length, 0) for one in made]
+                    samples += self._stand_in(stand_in, slot, 0)
                 except (SampleError, StorageError) as again:
                     self._log_of(slot).note_failure(stand_in, again)
                     break

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from sqlstream.cache.session import AnyHold, CacheSession
-from sqlstream.errors import FetchCancelledError, ObjectChangedError, TransientStorageError
+from sqlstream.errors import FetchCancelledError, ObjectChangedError, SampleError, StorageError, TransientStorageError
 from sqlstream.stream.engine.slots import PlannedSample
 from sqlstream.transforms.base import Sample
 
@@ -27,6 +27,10 @@ class _Access(NamedTuple):
 
     holds: list[AnyHold]
     session: CacheSession
+
+
+class LostFileError(StorageError):
+    """A transform has failed, and a file of its sample is gone: another program removed it after it was acquired."""
 
 
 class SampleMaker:
@@ -59,6 +63,7 @@ class SampleMaker:
         """Return what transforms make of a slot: a sample, or an iterator of several, which are made when they are asked for.
 
         Raises:
+            LostFileError: Nor can it be known whether it could be.
             SampleError, StorageError: The sample cannot be made.
         """
         if slot.error is not None:
@@ -87,8 +92,14 @@ class SampleMaker:
                 return self._several(slot, outcome)
             slot.is_single = True
             is_kept = hold is not None and holds_path(outcome, self._directories)
-        except BaseException:
+        except BaseException as error:
+            lost = _lost_file(slot.hold) if isinstance(error, SampleError) else None
             self.give_back(slot)
+            if lost is not None:
+                raise LostFileError(
+                    f"{lost} was removed by another program as it was in use: empty a cache by `sqlstream cache clear` alone "
+                    f"({error})"
+                ) from error
             raise
         if is_kept:
             self._keep(slot)
@@ -193,6 +204,11 @@ class SampleMaker:
             self.keep([kept], session)
         else:
             slot.access.append(kept)
+
+
+def _lost_file(hold: AnyHold | None) -> str | None:
+    """Return a file of a sample that is there no longer; None: all are."""
+    return None if hold is None else next((path for path in hold.paths if not os.path.exists(path)), None)
 
 
 # -- paths in samples ----
