@@ -7,19 +7,19 @@ import inspect
 import pickle
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from sqlstream.errors import ConfigError
+from sqlstream.order import whole_weights
 from sqlstream.sample_types import DataSampleType
 from sqlstream.stream.multi.options import (
     Batch,
     StreamOptions,
     group_indices,
     main_stream_index,
-    stream_weights,
 )
 
 ZERO_FIRST = [
@@ -162,16 +162,20 @@ def test_groups_that_contradict_themselves_are_refused(configs: list[Mapping[str
         StreamOptions.init_group([{"batch_gpu": 1, **config} for config in configs], mixing_strategy=strategy)
 
 
+def weights_of(streams: Sequence[StreamOptions]) -> tuple[int, ...]:
+    return whole_weights([stream.ratio for stream in streams])
+
+
 def test_defect_1_of_sds_ratios_keep_their_proportion() -> None:
     made = StreamOptions.init_group([{"ratio": 0.6, "batch_gpu": 2}, {"ratio": 0.4, "batch_gpu": 32}])
-    assert stream_weights(made) == (3, 2)  # sds: 1 and 1
+    assert weights_of(made) == (3, 2)  # sds: 1 and 1
     for ratios, whole in (((2, 3, 4), (2, 3, 4)), ((0.7, 0.2, 0.1), (7, 2, 1)), ((0.33, 0.33, 0.34), (33, 33, 34))):
         group = StreamOptions.init_group([{"ratio": ratio, "batch_gpu": 1} for ratio in ratios])
-        assert stream_weights(group) == whole
+        assert weights_of(group) == whole
 
 
 def test_defect_4_of_sds_ratios_need_not_add_up_and_group_numbers_need_not_count_from_0() -> None:
-    assert stream_weights(options(1.0, 2.0)) == (1, 2)
+    assert weights_of(options(1.0, 2.0)) == (1, 2)
     assert group_indices(options(0.5, 0.5, groups=(5, 7))) == (0, 1)
     assert group_indices(options(1, 1, 1, 1, groups=(9, 2, 9, 2))) == (0, 1, 0, 1)
 

@@ -171,12 +171,6 @@ class Owner:
                 free.append(key)
         return free
 
-    def is_pinned(self, key: bytes) -> bool:
-        """Return whether this process pins `key`."""
-        with self.state:
-            self.collect()
-            return key in self._counts
-
     def _pinned(self) -> list[bytes]:
         with self.state:
             return list(self._counts)

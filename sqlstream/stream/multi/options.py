@@ -222,11 +222,6 @@ def check_names(names: Sequence[str]) -> None:
         raise ConfigError(f"stream names {twice} occur twice: states know streams by name, give each its own")
 
 
-def stream_weights(streams: Sequence[StreamOptions], precision: int = 6) -> tuple[int, ...]:
-    """Return the whole weights of streams, whatever their ratios add up to."""
-    return whole_weights([stream.ratio for stream in streams], precision)
-
-
 def group_indices(streams: Sequence[StreamOptions]) -> tuple[int, ...]:
     """Return for each stream the index of its mixing group, in the order in which groups first come."""
     indices: dict[int, int] = {}
