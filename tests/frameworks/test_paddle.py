@@ -11,8 +11,8 @@ from typing import Any
 from tests.compat.webdataset.kit import NUM_ROWS, NUM_SAMPLES, numbered
 from tests.processes import start_script
 
-STACKS = """
-import sys, json
+STACKING = """
+import io, json, sys
 import numpy as np
 import paddle
 from sqlstream.compat import paddle as pp
@@ -21,7 +21,7 @@ folder, cache, out = sys.argv[1:]
 with pp.ShardWriter(f"{folder}/w-%d.tar", verbose=0) as writer:
     for number in range(4):
         writer.write({"__key__": f"{number}", "npy": np.full(3, number), "x.pth": {"w": paddle.to_tensor([number])}})
-saved = pp.handle_extension("pth", lambda data: paddle.load(__import__("io").BytesIO(data)))
+saved = pp.handle_extension("pth", lambda data: paddle.load(io.BytesIO(data)))
 dataset = pp.WebDataset(f"{folder}/w-0.tar", shardshuffle=False, cache_dir=cache).decode(saved)
 dataset = dataset.map(lambda sample: (paddle.to_tensor(sample["npy"]), sample["x.pth"]["w"], sample["__key__"])).batched(4)
 [(rows, weights, keys)] = list(dataset)
@@ -54,7 +54,7 @@ json.dump({"taken": taken, "numbers": numbers}, open(out, "w"))
 
 def test_tensors_of_paddle_are_stacked_and_saved_as_paddle_saves_them(tmp_path: Path) -> None:
     script, out = tmp_path / "program.py", tmp_path / "out.json"
-    script.write_text(STACKS)
+    script.write_text(STACKING)
     done = start_script(script, str(tmp_path), str(tmp_path / "cache"), str(out)).finish()
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(out.read_text()) == [[[n, n, n] for n in range(4)], [[n] for n in range(4)], [str(n) for n in range(4)]]

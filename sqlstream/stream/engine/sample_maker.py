@@ -63,7 +63,7 @@ class SampleMaker:
         """Return what transforms make of a slot: a sample, or an iterator of several, which are made when they are asked for.
 
         Raises:
-            LostFileError: Nor can it be known whether it could be.
+            LostFileError: A transform has failed, and a file of the sample is gone; made anew, it may succeed.
             SampleError, StorageError: The sample cannot be made.
         """
         if slot.error is not None:
