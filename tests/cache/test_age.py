@@ -66,6 +66,21 @@ def test_opening_a_cache_removes_what_is_too_old(directory: Path, urls: list[str
         assert not cached_files(directory)
 
 
+def test_what_came_while_the_clock_was_years_ahead_is_fetched_again(
+    directory: Path, urls: list[str], server: FaultyHttpServer
+) -> None:
+    with MockClock().installed() as clock:
+        clock.step(3650 * DAY)
+        with Cache(directory) as cache:
+            read(cache, urls[:2])
+        clock.step(-3650 * DAY)
+        for _ in range(2):
+            with Cache(directory, max_age="7d") as cache:
+                read(cache, urls[:2])
+                assert num_gets(server) == 4
+    check_invariants(directory)
+
+
 def test_what_a_process_holds_stays_until_it_is_given_back(directory: Path, urls: list[str], server: FaultyHttpServer) -> None:
     with MockClock().installed() as clock, Cache(directory, max_age=3600) as cache:
         with cache.pinned(urls[0]) as path:

@@ -12,7 +12,7 @@ from sqlstream.cache.recovery import recover
 from sqlstream.config import parse_duration
 from sqlstream.errors import ConfigError
 
-_OLD = "SELECT key FROM entry WHERE state = 'ready' AND created_at < ? ORDER BY created_at"
+_OLD = "SELECT key FROM entry WHERE state = 'ready' AND created_at NOT BETWEEN ? AND ? ORDER BY created_at"
 _LOOKS = 10
 """Looks in the time that an object may stay: it stays a tenth longer at most. Each reads all rows of the ledger."""
 _LEAST_SECONDS = 1.0  # between two looks
@@ -54,18 +54,19 @@ class MaxAge:
         if now < self._next_look:
             return
         self._next_look = now + max(_LEAST_SECONDS, self._seconds / _LOOKS)
-        since = math.floor(time.time() - self._seconds)  # in whole seconds, as `created_at` is
-        old = [key for (key,) in self._directory.ledger.database.read(_OLD, (since,))]
+        at = time.time()  # a clock that was ahead has left times to come: how long ago that was is not known
+        young = math.floor(at - self._seconds), math.ceil(at + self._seconds)  # in whole seconds, as `created_at` is
+        old = [key for (key,) in self._directory.ledger.database.read(_OLD, young)]
         if old:
             self._directory.kept.let_go()
         for start in range(0, len(old), MAX_EVICTIONS):
-            self._remove(old[start : start + MAX_EVICTIONS], since)
+            self._remove(old[start : start + MAX_EVICTIONS], young)
 
-    def _remove(self, keys: list[bytes], since: int) -> None:
+    def _remove(self, keys: list[bytes], young: tuple[int, int]) -> None:
         """Remove entries that no process holds or has fetched again, in a transaction: others go on between two."""
 
         def remove(tx: LedgerTransaction) -> None:
-            kept = tx.pinned() | tx.created_since(keys, since)
+            kept = tx.pinned() | tx.created_since(keys, *young)
             rows = [row for row in tx.find(keys).values() if row.is_ready and row.key not in kept]
             recover.remove(tx, self._directory.disk, rows)
 

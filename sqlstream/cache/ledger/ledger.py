@@ -8,6 +8,7 @@ ORM 12 times. INSERT OR REPLACE on `entry` is forbidden: it fires no delete trig
 from __future__ import annotations
 
 import sqlite3
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -167,9 +168,10 @@ class LedgerTransaction:
         """Return when the last entry came, in seconds since 1970; a scan."""
         return int(self._execute("SELECT coalesce(max(created_at), 0) FROM entry").fetchone()[0])
 
-    def created_since(self, keys: Sequence[bytes], since: int) -> set[bytes]:
-        """Return those of `keys` whose entries came at `since` or later."""
-        rows = self._execute(f"{_FIND} WHERE created_at >= ?", (positions(len(keys)), b"".join(keys), since))
+    def created_since(self, keys: Sequence[bytes], since: int, until: int = sys.maxsize) -> set[bytes]:
+        """Return those of `keys` whose entries came at `since` or later, and at `until` at the latest, in seconds since 1970."""
+        between = f"{_FIND} WHERE created_at BETWEEN ? AND ?"
+        rows = self._execute(between, (positions(len(keys)), b"".join(keys), since, until))
         return {row[0] for row in rows.fetchall()}
 
     def fillings(self) -> list[EntryRow]:
