@@ -169,7 +169,7 @@ class LedgerTransaction:
         return int(self._execute("SELECT coalesce(max(created_at), 0) FROM entry").fetchone()[0])
 
     def created_since(self, keys: Sequence[bytes], since: int, until: int = sys.maxsize) -> set[bytes]:
-        """Return those of `keys` whose entries came at `since` or later, and at `until` at the latest, in seconds since 1970."""
+        """Return those of `keys` whose entries came between `since` and `until`, in seconds since 1970."""
         between = f"{_FIND} WHERE created_at BETWEEN ? AND ?"
         rows = self._execute(between, (positions(len(keys)), b"".join(keys), since, until))
         return {row[0] for row in rows.fetchall()}
