@@ -140,6 +140,18 @@ def test_another_etag_than_expected_is_a_changed_object(downloads: Downloads, ur
 
 @pytest.mark.parametrize("scheme", ["http"], indirect=True)
 class TestHttpOnly:
+    def test_answers_without_the_etag_that_is_expected_are_told_once(
+        self, downloads: Downloads, server: FaultyHttpServer, url: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        etag = downloads.fetcher.head(url).etag
+        server.names_versions = False
+        for _ in range(3):
+            downloads.submit(url, like=FetchRequest(ticket="", url="", fd=-1, granted_bytes=PLENTY, expected_etag=etag))
+        assert [done.error for done in downloads.wait_done()] == [None] * 3
+        messages = [record.getMessage() for record in caplog.records if "without an ETag" in record.getMessage()]
+        assert len(messages) == 1
+        assert messages[0].count(server.url) == 1
+
     def test_an_answer_without_length_works(self, downloads: Downloads, server: FaultyHttpServer, url: str) -> None:
         server.script(PATH, always=FaultyAnswer(fault=Fault.NO_LENGTH))
         downloads.submit(url)

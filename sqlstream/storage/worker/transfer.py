@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import logging
 import math
 import os
 import threading
@@ -15,7 +16,7 @@ from sqlstream.errors import FetchCancelledError, ObjectChangedError, SqlStreamE
 from sqlstream.storage.backends.resolve import Resolver, explained
 from sqlstream.storage.base.checksum import md5_of
 from sqlstream.storage.base.concurrency import DownloadTiming
-from sqlstream.storage.base.etags import is_strong
+from sqlstream.storage.base.etags import has_own_version, is_strong
 from sqlstream.storage.base.protocols import (
     ObjectInfo,
     ObjectStream,
@@ -26,11 +27,12 @@ from sqlstream.storage.base.protocols import (
     range_of,
 )
 from sqlstream.storage.base.retry import RequestCounts, RetryPolicy, with_retries
-from sqlstream.storage.base.urls import redact
+from sqlstream.storage.base.urls import host, redact
 from sqlstream.storage.members.unpacked import unpacked
 from sqlstream.storage.protocol.messages import FetchDone, FetchEvent, FetchRequest, GrantNeeded
 from sqlstream.storage.worker.workers import WorkPermit
 
+_logger = logging.getLogger(__name__)
 _NO_RANGES = frozenset({200, 304, 400, 412, 416, 501})
 """Answers to a range or If-Match that an object asked for whole does not get, or not as an error."""
 
@@ -376,3 +378,11 @@ def _check_version(request: FetchRequest, info: ObjectInfo) -> None:
     check_size(request.url, info.size_bytes, request.expected_bytes if is_whole else request.whole_bytes)
     if request.expected_etag and not info.has_version(request.expected_etag):
         raise changed(request.url, f"has the version {info.version}, {request.expected_etag} was expected")
+    if has_own_version(request.expected_etag) and info.etag is None:
+        _warn_of_no_etag(host(request.url))
+
+
+@functools.cache  # and so logged once
+def _warn_of_no_etag(where: str) -> None:
+    text = "%s has sent an object without an ETag, though the index or a listing has one: the sizes alone are compared"
+    _logger.warning(text, where)
