@@ -22,8 +22,8 @@ from time import process_time
 
 from benchmarks.index import build, in_new_process
 from sqlstream.storage.members.tar import read_members
-from sqlstream.storage.members.zip import content
-from sqlstream.storage.members.zip_directory import read_directory
+from sqlstream.storage.members.zip.directory import read_directory
+from sqlstream.storage.members.zip.member import content
 
 READ_AHEAD_BYTES = 1 << 20
 """Of a local archive of small members: no request costs a round trip, and none brings what is not needed."""

@@ -20,7 +20,7 @@ from sqlstream.index.build.lazy_shards.index import LazyShardIndex
 from sqlstream.index.build.shards import SamplePlace, ShardIndex
 from sqlstream.index.file.index import Index
 from sqlstream.index.lengths import LengthTable
-from sqlstream.storage.members.mds_coders import ADDED
+from sqlstream.storage.members.mds.coders import ADDED
 from sqlstream.stream.chain.global_rng import GlobalGenerators
 from sqlstream.stream.engine.chunk_objects import ChunkObjects
 from sqlstream.stream.engine.content import ContentReader

@@ -23,11 +23,11 @@ from sqlstream.errors import ConfigError, DamagedShardError, SourceError, SqlStr
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.protocols import RemoteReader
 from sqlstream.storage.members.braces import expand
-from sqlstream.storage.members.mds import MdsShard, ShardFile, is_mds_index, offsets, parse_index
-from sqlstream.storage.members.mds_decoder import MdsDecoder
+from sqlstream.storage.members.mds.decoder import MdsDecoder
+from sqlstream.storage.members.mds.shards import MdsShard, ShardFile, is_mds_index, offsets, parse_index
+from sqlstream.storage.members.mds.split import RowDecoder
 from sqlstream.storage.members.names import group, tar_extension
 from sqlstream.storage.members.packed import check_hashes, decompress
-from sqlstream.storage.members.split import RowDecoder
 from sqlstream.storage.members.tar import TarMember, read_members
 from sqlstream.storage.members.unpack import MAGIC_BYTES, compression_of
 from sqlstream.storage.members.unpack import decompress as decompress_whole

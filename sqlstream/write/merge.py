@@ -22,7 +22,7 @@ from sqlstream.storage.base import urls
 from sqlstream.storage.base.protocols import RemoteReader
 from sqlstream.storage.base.unfinished import JOURNAL_NAME
 from sqlstream.storage.fetcher import Fetcher
-from sqlstream.storage.members.mds import is_mds_index
+from sqlstream.storage.members.mds.shards import is_mds_index
 from sqlstream.write.base.journal import parse_journal, put_bytes, read_text
 from sqlstream.write.base.options import ReaderWriter
 from sqlstream.write.base.place import place_of

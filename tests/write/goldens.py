@@ -8,8 +8,8 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-from sqlstream.storage.members.mds import MdsShard, offsets, parse_index
-from sqlstream.storage.members.mds_decoder import MdsDecoder
+from sqlstream.storage.members.mds.decoder import MdsDecoder
+from sqlstream.storage.members.mds.shards import MdsShard, offsets, parse_index
 from sqlstream.storage.members.packed import decompress
 from tests.goldens import FIXTURES
 

@@ -16,7 +16,7 @@ from sqlstream.errors import AccessDeniedError, ConfigError
 from sqlstream.index.sources.base.access import stat_file
 from sqlstream.index.sources.base.byte_source import bytes_of
 from sqlstream.storage.base.urls import is_command, is_remote, local_path, redact, without_file
-from sqlstream.storage.members.mds import leaves_directory
+from sqlstream.storage.members.mds.shards import leaves_directory
 
 
 def described(shards: Any, base: str | None, options: Mapping[str, Any] | None, cache_dir: str | None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from sqlstream.storage.base.protocols import RemoteReader
 from sqlstream.storage.members import tar
 from sqlstream.storage.members.source import ByteRange
 from sqlstream.storage.members.unpack import MAGIC_BYTES, compression_of
-from sqlstream.storage.members.zip_directory import read_directory
+from sqlstream.storage.members.zip.directory import read_directory
 
 Found = tuple[int | None, ...]
 """Row, number of the column, checksum of the value, start and stop, and of a record of a ZIP what `ZipRecord` has more."""

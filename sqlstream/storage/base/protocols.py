@@ -276,7 +276,7 @@ class ZipRecord(NamedTuple):
     start: int
     """Offset of the record in the archive."""
     method: int
-    """As `members/zip.py` names it."""
+    """As `members/zip/member.py` names it."""
     stored_bytes: int
     raw_bytes: int
     """Size of the content."""

@@ -8,7 +8,7 @@ from sqlstream.errors import DamagedShardError
 from sqlstream.storage.base.protocols import Unpack, ZipRecord
 from sqlstream.storage.members import packed
 from sqlstream.storage.members.unpack import Compression, decompress
-from sqlstream.storage.members.zip_record import record_content
+from sqlstream.storage.members.zip.record import record_content
 
 
 def unpacked(chunks: Iterable[bytes | memoryview], unpack: Unpack | ZipRecord, name: str) -> Iterator[bytes]:

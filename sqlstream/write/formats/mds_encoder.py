@@ -1,4 +1,4 @@
-"""Encodes samples of MDS shards: the bytes that `storage.members.mds_decoder` decodes, and MosaicML Streaming writes.
+"""Encodes samples of MDS shards: the bytes that `storage.members.mds.decoder` decodes, and MosaicML Streaming writes.
 
     sample    u32 length of each column without a fixed size │ values of all columns, in stored order
 
@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from sqlstream.errors import ConfigError, EncodeError
-from sqlstream.storage.members.mds import MdsColumn
-from sqlstream.storage.members.mds_coders import ADDED
+from sqlstream.storage.members.mds.coders import ADDED
+from sqlstream.storage.members.mds.shards import MdsColumn
 
 ValueEncoder = Callable[[Any], bytes]
 """From a value to its bytes; may raise anything."""

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, BinaryIO
 
 from sqlstream.errors import ConfigError, MissingDependencyError
-from sqlstream.storage.members.mds import COMPRESSIONS
+from sqlstream.storage.members.mds.shards import COMPRESSIONS
 
 _LEVELS: Mapping[str, tuple[int, int, int]] = MappingProxyType(
     {"zstd": (1, 22, 3), "gz": (0, 9, 9), "br": (0, 11, 11), "bz2": (1, 9, 9)}

@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 from sqlstream.errors import DecodeError, SourceError
-from sqlstream.storage.members.mds import (
+from sqlstream.storage.members.mds.decoder import MdsDecoder
+from sqlstream.storage.members.mds.shards import (
     MdsColumn,
     MdsShard,
     ShardFile,
@@ -27,7 +28,6 @@ from sqlstream.storage.members.mds import (
     parse_index,
     table_bytes,
 )
-from sqlstream.storage.members.mds_decoder import MdsDecoder
 from sqlstream.storage.members.packed import check_hashes, decompress
 from tests.goldens import FIXTURES, as_json, expected
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from sqlstream.errors import DecodeError, SourceError
-from sqlstream.storage.members.mds import MdsShard, ShardFile, offsets, parse_index, table_bytes
+from sqlstream.storage.members.mds.shards import MdsShard, ShardFile, offsets, parse_index, table_bytes
+from sqlstream.storage.members.mds.split import RowDecoder
 from sqlstream.storage.members.packed import check_hashes, decompress
-from sqlstream.storage.members.split import RowDecoder
 from tests.goldens import FIXTURES, as_json, expected
 
 MDS = FIXTURES / "mds"

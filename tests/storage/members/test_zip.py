@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sqlstream.errors import SourceError
-from sqlstream.storage.members.zip import ZipMember, ZipMethod, content
-from sqlstream.storage.members.zip_directory import read_directory
+from sqlstream.storage.members.zip.directory import read_directory
+from sqlstream.storage.members.zip.member import ZipMember, ZipMethod, content
 from tests.storage.members.kit import FIXTURES, Bytes, expected
 
 LISTINGS = expected("zip/expected.json")

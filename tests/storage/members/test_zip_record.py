@@ -11,8 +11,8 @@ import pytest
 from sqlstream.errors import DamagedMemberError, SourceError
 from sqlstream.storage.base.protocols import ZipRecord
 from sqlstream.storage.members.unpacked import unpacked
-from sqlstream.storage.members.zip import ZipMember, content
-from sqlstream.storage.members.zip_directory import read_directory
+from sqlstream.storage.members.zip.directory import read_directory
+from sqlstream.storage.members.zip.member import ZipMember, content
 from tests.storage.members.kit import FIXTURES, Bytes
 
 NAME = "s3://b/x.zip"

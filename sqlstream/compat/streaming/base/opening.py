@@ -15,7 +15,7 @@ from sqlstream.index.build.shards import ShardIndex
 from sqlstream.index.sources.shards.mds_shard import MdsLayout
 from sqlstream.sizes import parse_bytes
 from sqlstream.storage.base.urls import is_remote
-from sqlstream.storage.members.mds import MdsShard
+from sqlstream.storage.members.mds.shards import MdsShard
 from sqlstream.stream import dataset as ours
 from sqlstream.stream import mixed, mixed_streams
 from sqlstream.transforms.base import Transform

@@ -9,7 +9,7 @@ from typing import Any
 from sqlstream.environment import environment
 from sqlstream.errors import ConfigError, SourceError
 from sqlstream.storage.base import urls
-from sqlstream.storage.members.mds import MdsShard, ShardFile, parse_index
+from sqlstream.storage.members.mds.shards import MdsShard, ShardFile, parse_index
 
 INDEX = "index.json"
 CACHE = ".sqlstream"

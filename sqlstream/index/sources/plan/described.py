@@ -23,7 +23,7 @@ from sqlstream.storage.base import urls
 from sqlstream.storage.base.access import ALLOWED_COMMAND, Rules, command_denied
 from sqlstream.storage.base.protocols import RemoteReader
 from sqlstream.storage.members.braces import url_of
-from sqlstream.storage.members.mds import MdsShard, is_mds_index, parse_index
+from sqlstream.storage.members.mds.shards import MdsShard, is_mds_index, parse_index
 
 INDEX = "index.json"
 _MAX_BYTES = 1 << 30

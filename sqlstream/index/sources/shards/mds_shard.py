@@ -24,10 +24,10 @@ from sqlstream.index.sources.shards.samples import SAMPLE, ShardSamples
 from sqlstream.index.types.models import SourceFile
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.protocols import RemoteReader, Unpack
-from sqlstream.storage.members.mds import MdsColumn, MdsShard, ShardFile, offsets, table_bytes
-from sqlstream.storage.members.mds_decoder import MdsDecoder
+from sqlstream.storage.members.mds.decoder import MdsDecoder
+from sqlstream.storage.members.mds.shards import MdsColumn, MdsShard, ShardFile, offsets, table_bytes
+from sqlstream.storage.members.mds.split import RowDecoder
 from sqlstream.storage.members.places import SamplePart
-from sqlstream.storage.members.split import RowDecoder
 from sqlstream.storage.members.unpacked import unpacked
 
 _PLACE = struct.Struct("<2I")

@@ -15,9 +15,9 @@ from sqlstream.index.sources.shards.reading import ShardBytes
 from sqlstream.index.sources.shards.values import check_bytes
 from sqlstream.index.types.models import ENCODING, JSON
 from sqlstream.index.types.pandas_import import load_pandas
-from sqlstream.storage.members.mds import MdsShard
-from sqlstream.storage.members.mds_decoder import MdsDecoder
-from sqlstream.storage.members.split import RowDecoder
+from sqlstream.storage.members.mds.decoder import MdsDecoder
+from sqlstream.storage.members.mds.shards import MdsShard
+from sqlstream.storage.members.mds.split import RowDecoder
 
 _JSON = "json"
 _TYPES: dict[str, pa.DataType] = {

@@ -36,8 +36,8 @@ from sqlstream.storage.members import names
 from sqlstream.storage.members.places import SamplePart
 from sqlstream.storage.members.source import ByteRange
 from sqlstream.storage.members.spilled import Spilled, are_unique
-from sqlstream.storage.members.zip import ZipMember, content, local_name
-from sqlstream.storage.members.zip_directory import ZipMembers, read_directory
+from sqlstream.storage.members.zip.directory import ZipMembers, read_directory
+from sqlstream.storage.members.zip.member import ZipMember, content, local_name
 
 _MEDIA = (DataSampleType.IMAGE, DataSampleType.VIDEO, DataSampleType.AUDIO, DataSampleType.TEXT)
 _LISTS = "file_names"

@@ -23,8 +23,8 @@ from functools import partial
 from typing import Any
 
 from sqlstream.errors import ConfigError
-from sqlstream.storage.members.mds_coders import ADDED, ValueCoder
-from sqlstream.storage.members.mds_decoder import ENCODINGS, decoder_of
+from sqlstream.storage.members.mds.coders import ADDED, ValueCoder
+from sqlstream.storage.members.mds.decoder import ENCODINGS, decoder_of
 from sqlstream.write.formats.mds_encoder import encoder_of
 
 __all__ = [

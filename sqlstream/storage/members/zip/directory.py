@@ -21,9 +21,9 @@ import numpy as np
 from sqlstream.errors import DamagedShardError, SourceError
 from sqlstream.storage.members.source import ByteRange
 from sqlstream.storage.members.spilled import Spilled, SpilledBytes, are_unique
-from sqlstream.storage.members.zip import LOCAL_BYTES, ZipMember
-from sqlstream.storage.members.zip_end import TAIL_BYTES, damage, find_directory
-from sqlstream.storage.members.zip_entries import ENTRY_BYTES, Bools, Ints, ZipEntries
+from sqlstream.storage.members.zip.end import TAIL_BYTES, damage, find_directory
+from sqlstream.storage.members.zip.entries import ENTRY_BYTES, Bools, Ints, ZipEntries
+from sqlstream.storage.members.zip.member import LOCAL_BYTES, ZipMember
 
 _LENGTHS = struct.Struct("<3H")
 _LENGTHS_AT = 28

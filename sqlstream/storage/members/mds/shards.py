@@ -1,4 +1,4 @@
-"""MDS, the shard format of MosaicML Streaming: its index, and the table of each shard. `mds_decoder` decodes samples.
+"""MDS, the shard format of MosaicML Streaming: its index, and the table of each shard. `decoder` decodes samples.
 
     index.json    {"version": 2, "shards": [{format, basename, bytes, hashes, samples, columns …}, …]}
     shard.mds     u32 n │ u32 offset[n+1] │ JSON, skipped │ sample 0 │ sample 1 │ …     offset[n] = size of the file

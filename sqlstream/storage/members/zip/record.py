@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from sqlstream.errors import DamagedMemberError, SqlStreamError
 from sqlstream.storage.base.protocols import ZipRecord
-from sqlstream.storage.members.zip import LOCAL_BYTES, UNPACK, UNPACK_ERRORS, ZipMethod, local_header, method_name
+from sqlstream.storage.members.zip.member import LOCAL_BYTES, UNPACK, UNPACK_ERRORS, ZipMethod, local_header, method_name
 
 _LARGEST_HEADER = LOCAL_BYTES + 2 * 0xFFFF
 _PIECE_BYTES = 1 << 20

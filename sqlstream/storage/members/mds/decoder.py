@@ -24,8 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sqlstream.errors import DecodeError, MissingDependencyError
-from sqlstream.storage.members.mds import MdsColumn
-from sqlstream.storage.members.mds_coders import ADDED
+from sqlstream.storage.members.mds.coders import ADDED
+from sqlstream.storage.members.mds.shards import MdsColumn
 
 if TYPE_CHECKING:
     from PIL.Image import Image

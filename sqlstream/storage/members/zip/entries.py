@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sqlstream.errors import DamagedShardError, SourceError
-from sqlstream.storage.members.zip import ZipMethod, decoded_name, extra_fields, method_name
+from sqlstream.storage.members.zip.member import ZipMethod, decoded_name, extra_fields, method_name
 
 _ENTRY = np.dtype(
     [

@@ -1,4 +1,4 @@
-"""Decodes rows of MosaicML Streaming's split formats: JSONL, and CSV, TSV, XSV. Index and table are those of MDS, see `mds`.
+"""Decodes rows of MosaicML Streaming's split formats: JSONL, and CSV, TSV, XSV. Index and table are those of MDS, see `shards`.
 
     shard.csv         header line │ row 0 │ row 1 │ …     each ends with the newline of the index; JSONL has no header
     shard.csv.meta    the table of an MDS shard: where rows begin in the other file
@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from sqlstream.errors import DecodeError
-from sqlstream.storage.members.mds import MdsShard
+from sqlstream.storage.members.mds.shards import MdsShard
 
 _DECODERS: Mapping[str, Callable[[str], Any]] = MappingProxyType({"str": str, "int": int, "float": float})
 

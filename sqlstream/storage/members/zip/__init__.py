@@ -1,0 +1,1 @@
+"""ZIP archives: the directory at the end, the entries in it, and the content of their members."""
