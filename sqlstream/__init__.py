@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from sqlstream.sample_types import DataSampleType
     from sqlstream.stream.dataset import StreamingDataset
     from sqlstream.stream.loader import StreamingDataLoader
-    from sqlstream.stream.mixed import MixedDataset
-    from sqlstream.stream.mixed_streams import Stream
+    from sqlstream.stream.mixed.dataset import MixedDataset
+    from sqlstream.stream.mixed.streams import Stream
     from sqlstream.stream.mixture.mixture_plan import weight_ramp
     from sqlstream.stream.multi.loader import MultiStreamDataLoader
     from sqlstream.stream.multi.options import Batch, StreamOptions
@@ -64,13 +64,13 @@ _HOMES = {
     "Cache": "sqlstream.cache",
     "DataSampleType": "sqlstream.sample_types",
     "Lengths": "sqlstream.config",
-    "MixedDataset": "sqlstream.stream.mixed",
+    "MixedDataset": "sqlstream.stream.mixed.dataset",
     "MultiStreamDataLoader": "sqlstream.stream.multi.loader",
     "PackedCollate": "sqlstream.stream.transport.packed_collate",
     "Packs": "sqlstream.config",
     "PaddingCollate": "sqlstream.stream.transport.padding_collate",
     "ScheduleType": "sqlstream.order.streams.schedules",
-    "Stream": "sqlstream.stream.mixed_streams",
+    "Stream": "sqlstream.stream.mixed.streams",
     "StreamOptions": "sqlstream.stream.multi.options",
     "StreamingDataLoader": "sqlstream.stream.loader",
     "StreamingDataset": "sqlstream.stream.dataset",

@@ -18,7 +18,7 @@ NEED_DATA = frozenset(
     {
         "sqlstream.cache.cache.Cache",
         "sqlstream.stream.loader.StreamingDataLoader",
-        "sqlstream.stream.mixed.MixedDataset",
+        "sqlstream.stream.mixed.dataset.MixedDataset",
         "sqlstream.stream.multi.loader.MultiStreamDataLoader",
         "sqlstream.stream.selected_rows.SelectedRows.split",
         "sqlstream.stream.transport.packed_collate.PackedCollate",

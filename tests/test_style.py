@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ PACKAGE = sorted(path for folder in ("sqlstream", "migrations") for path in (ROO
 COMPAT = ROOT / "sqlstream/compat"
 FILES = [*PACKAGE, *sorted((ROOT / "tests").rglob("*.py"))]
 MAX_FILE, MAX_CLASS, MAX_FUNCTION, MAX_PARAMETERS = 600, 400, 90, 8  # lines, lines, lines, count
+MAX_FILES = 14  # of a folder, without its `__init__.py`
 LONG_FILE, LONG_CLASS, LONG_FUNCTION = 400, 250, 60  # above them a reviewer asks whether there are two ideas
 
 
@@ -115,6 +117,12 @@ def violations(source: Source, mirrors_a_peer: bool = False) -> list[str]:
     """Every broken rule of one file, as `line: rule`."""
     shapeless = [f"{n}: tensor without shape comment" for n in tensor_lines(source) if not SHAPE.search(source.lines[n - 1])]
     return [*size_violations(source, mirrors_a_peer), *shapeless]
+
+
+def test_a_folder_can_be_said_in_one_sentence() -> None:
+    num_files = Counter(path.parent.relative_to(ROOT).as_posix() for path in PACKAGE if path.name != "__init__.py")
+    del num_files["sqlstream/transforms"], num_files["migrations/versions"]  # of one kind each
+    assert [folder for folder, num in num_files.items() if num > MAX_FILES] == [], "group its files by idea"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))

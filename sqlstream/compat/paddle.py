@@ -23,7 +23,7 @@ from sqlstream.compat.webdataset.stages.all_samples import STACKS
 from sqlstream.compat.wids import ChunkedSampler as _ChunkedSampler
 from sqlstream.compat.wids import ShardListSampler as _ShardListSampler
 from sqlstream.errors import MissingDependencyError
-from sqlstream.stream.run.shared_memory import as_shared
+from sqlstream.stream.run.shared.memory import as_shared
 from sqlstream.world import World
 
 try:

@@ -31,7 +31,7 @@ from sqlstream.stream.iterated import (
     join_loader,
     prepare,
 )
-from sqlstream.stream.mixed import MixedDataset
+from sqlstream.stream.mixed.dataset import MixedDataset
 from sqlstream.stream.mixture.mixture_run import PlannedStep
 from sqlstream.stream.run.order_options import TORCH_PREFETCH_FACTOR, BatchOptions
 from sqlstream.stream.transport.counted_batches import CollateWithPlace, CountedBatches, InitWorker

@@ -23,7 +23,7 @@ from sqlstream.index.types.models import SourceFile
 from sqlstream.index.types.origins import RowJudge
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.access import Rules
-from sqlstream.stream.engine.shard_files import CachedShards
+from sqlstream.stream.engine.content.shard_files import CachedShards
 from sqlstream.stream.engine.units import ShardUse, choose_unit
 from sqlstream.stream.lenient_rows import note_left_out
 from sqlstream.stream.options import DatasetOptions, default_name

@@ -39,7 +39,7 @@ from sqlstream.order import (
     shuffled,
     text_of_packs,
 )
-from sqlstream.stream.engine.content import MEMORY_BYTES
+from sqlstream.stream.engine.content.parquet import MEMORY_BYTES
 from sqlstream.stream.engine.lazy_rows import WINDOW_CHUNKS, ChunkWalk
 from sqlstream.stream.options import DatasetOptions
 from sqlstream.stream.run.order_options import AUTO_BLOCKS, OrderOptions

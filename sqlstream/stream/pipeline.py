@@ -22,13 +22,13 @@ from sqlstream.index.file.index import Index
 from sqlstream.index.lengths import LengthTable
 from sqlstream.storage.members.mds.coders import ADDED
 from sqlstream.stream.chain.global_rng import GlobalGenerators
-from sqlstream.stream.engine.chunk_objects import ChunkObjects
-from sqlstream.stream.engine.content import ContentReader
+from sqlstream.stream.engine.content.chunk_objects import ChunkObjects
+from sqlstream.stream.engine.content.members import MemberReader
+from sqlstream.stream.engine.content.parquet import ContentReader
+from sqlstream.stream.engine.content.row_content import ContentSource
 from sqlstream.stream.engine.engine import Engine
 from sqlstream.stream.engine.lazy_rows import LazyRows
-from sqlstream.stream.engine.members import MemberReader
 from sqlstream.stream.engine.packer import Packer
-from sqlstream.stream.engine.row_content import ContentSource
 from sqlstream.stream.engine.row_reader import KnownObjects, RowReader
 from sqlstream.stream.engine.row_source import IndexRows, RowSource
 from sqlstream.stream.engine.slots import Recipe

@@ -18,7 +18,7 @@ import pytest
 from sqlstream.config import JoinOptions
 from sqlstream.errors import QueryError, SchemaError, SourceChangedError
 from sqlstream.index.build.content import RowGroupIndex
-from sqlstream.index.build.row_groups import content_columns
+from sqlstream.index.build.parquet.row_groups import content_columns
 from sqlstream.index.export import ExportOptions, export
 from sqlstream.index.file.index import Index
 from sqlstream.index.info import describe

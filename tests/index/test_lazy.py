@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from sqlstream.errors import ConfigError, QueryError, SchemaError, SourceChangedError, SourceError, UnknownLengthError
 from sqlstream.index.build.chunks import drop_oldest
 from sqlstream.index.build.lazy import LazyIndex
-from sqlstream.index.build.parquet_chunks import together
-from sqlstream.index.build.row_groups import group_spans, parse_footer, read_footer
+from sqlstream.index.build.parquet.chunks import together
+from sqlstream.index.build.parquet.row_groups import group_spans, parse_footer, read_footer
 from sqlstream.index.file.kept import KeptRows
 from sqlstream.index.info import list_indexes
 from sqlstream.index.sources.base.access import local_file

@@ -15,7 +15,7 @@ import pytest
 
 from sqlstream.config import JoinOptions
 from sqlstream.errors import SourceError
-from sqlstream.index.build.row_groups import RowGroupTable
+from sqlstream.index.build.parquet.row_groups import RowGroupTable
 from sqlstream.index.sources.base.base import TableFile
 from sqlstream.index.sources.base.byte_source import LocalBytes
 from sqlstream.index.sources.base.unfold import BATCH_BYTES, bounded, parquet_batches, row_bytes, together

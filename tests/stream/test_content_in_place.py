@@ -19,8 +19,8 @@ from sqlstream import StreamingDataLoader, StreamingDataset
 from sqlstream.config import SampleOptions
 from sqlstream.errors import ConfigError, MissingFieldError, SourceChangedError, StateError
 from sqlstream.index.build.content import RowGroupIndex
-from sqlstream.stream.engine.chunk_objects import ChunkObjects
-from sqlstream.stream.engine.content import ContentReader
+from sqlstream.stream.engine.content.chunk_objects import ChunkObjects
+from sqlstream.stream.engine.content.parquet import ContentReader
 from sqlstream.stream.orders import warn_of_reading_again
 from sqlstream.testing.servers import FaultyHttpServer
 from sqlstream.transforms.base import Sample

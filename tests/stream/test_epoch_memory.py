@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from sqlstream import StreamingDataLoader, StreamingDataset
 from sqlstream.stream.run.epoch_counter import EpochCounter
 from sqlstream.stream.run.positions import JobPosition
-from sqlstream.stream.run.shared_text import SharedText
+from sqlstream.stream.run.shared.text import SharedText
 
 
 def dataset_of(directory: Path) -> StreamingDataset:

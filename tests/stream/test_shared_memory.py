@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from sqlstream.errors import ConfigError
-from sqlstream.stream.run.shared_memory import as_shared, is_shared, shared_bytes
+from sqlstream.stream.run.shared.memory import as_shared, is_shared, shared_bytes
 
 
 def place_of(tensor: torch.Tensor) -> str:  # [...]

@@ -27,8 +27,14 @@ from sqlstream.errors import DamagedShardError, SourceChangedError
 from sqlstream.index.build.chunks import ChunkPlace
 from sqlstream.index.build.content_index import ContentIndex
 from sqlstream.index.build.join import JoinedTables
-from sqlstream.index.build.parquet_chunks import PLACES, ChunkTables, ParquetChunks
-from sqlstream.index.build.row_groups import RangedTable, content_columns, largest_group_bytes, parse_footer, read_footer
+from sqlstream.index.build.parquet.chunks import PLACES, ChunkTables, ParquetChunks
+from sqlstream.index.build.parquet.row_groups import (
+    RangedTable,
+    content_columns,
+    largest_group_bytes,
+    parse_footer,
+    read_footer,
+)
 from sqlstream.index.build.shards import PlacesOfResult, PlacesOfShard, ShardIndex, Shards, has_members
 from sqlstream.index.file.index import Index
 from sqlstream.index.file.writer import IndexWriter

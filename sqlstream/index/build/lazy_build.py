@@ -19,7 +19,7 @@ from sqlstream.index.build.lazy_shards.chunks import ShardChunks, members_path
 from sqlstream.index.build.lazy_shards.index import LazyShardIndex
 from sqlstream.index.build.lazy_shards.opening import first_shards, write_shards
 from sqlstream.index.build.lazy_shards.table import encoded
-from sqlstream.index.build.parquet_chunks import ParquetChunks, ParquetPart, with_footers, write_parquet_chunks
+from sqlstream.index.build.parquet.chunks import ParquetChunks, ParquetPart, with_footers, write_parquet_chunks
 from sqlstream.index.build.shared import build_shared, check_shareable
 from sqlstream.index.build.target import Target, find_grown, target_of
 from sqlstream.index.file.found import Found, FoundChunks

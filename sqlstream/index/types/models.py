@@ -9,7 +9,7 @@ An index file is one immutable SQLite database:
     listed    row, what a listing said of the objects that the row names (JSON); only where a source is a remote directory
     members   row, shard, where the parts of the sample lie in it (`storage/members/places.py`); of shards only
     member_columns, shards   names of parts, and what is known of each shard: samples, compression, damage
-    footers, chunks   of Parquet files whose content stays in place, and of lazy indexes (`build/parquet_chunks.py`)
+    footers, chunks   of Parquet files whose content stays in place, and of lazy indexes (`build/parquet/chunks.py`)
     dataframe, samples   views over `rows` as users' SQL sees it (NaN reads as NULL, widened columns have one type, columns
                          in place are left out)
 """

@@ -23,7 +23,7 @@ from sqlstream.index.build.chunks import drop_oldest
 from sqlstream.index.build.lazy import ChunkRows, LazyIndex
 from sqlstream.order import Int64Array
 from sqlstream.storage.base.protocols import CALLS_AT_A_TIME
-from sqlstream.stream.engine.chunk_objects import ChunkObjects
+from sqlstream.stream.engine.content.chunk_objects import ChunkObjects
 
 WINDOW_CHUNKS = 4
 """Row groups whose rows are shuffled together: the first sample waits for all of them, and each process holds two windows."""

@@ -24,8 +24,8 @@ from sqlstream.stream.run.shares import EpochShare
 from sqlstream.transforms.base import BUCKET, Sample
 
 if TYPE_CHECKING:
+    from sqlstream.stream.engine.content.row_content import ContentSource, SampleContent
     from sqlstream.stream.engine.packer import Packer
-    from sqlstream.stream.engine.row_content import ContentSource, SampleContent
     from sqlstream.stream.engine.row_reader import RowReader
     from sqlstream.stream.engine.stored_samples import CachedChain
 

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from sqlstream.errors import ConfigError
 from sqlstream.order import Mixture, MixtureSince, ScheduleType, TurnLayout
 from sqlstream.order.streams.whole_weights import Number
-from sqlstream.stream.run.shared_text import SharedText
+from sqlstream.stream.run.shared.text import SharedText
 
 NamedWeights: TypeAlias = Mapping[str, Number]
 TEXT_BYTES = 1 << 22

@@ -19,7 +19,7 @@ from sqlstream.stream.mixture.step_sizes import AskedBatches, fit_batches
 from sqlstream.stream.mixture.stepped_state import SteppedPart
 from sqlstream.stream.run.order_options import BatchOptions, Layout
 from sqlstream.stream.run.schedule import Schedule
-from sqlstream.stream.run.shared_text import SharedText
+from sqlstream.stream.run.shared.text import SharedText
 from sqlstream.stream.run.shares import EpochShare, planned_together
 from sqlstream.world import World
 

@@ -14,7 +14,7 @@ from sqlstream.errors import ConfigError
 from sqlstream.order import MicroBatch
 from sqlstream.sample_types import DataSampleType
 from sqlstream.stream.chain.global_rng import GeneratorLoan
-from sqlstream.stream.mixed_pipeline import MixedPipeline
+from sqlstream.stream.mixed.pipeline import MixedPipeline
 from sqlstream.stream.mixture.stepped_run import Beginning, SteppedRun
 from sqlstream.stream.multi.options import Batch
 from sqlstream.stream.run.shares import ShareProgress

@@ -23,7 +23,7 @@ from sqlstream.stream.frameworks.lightning import (
     num_counted_before,
     state_kept_back,
 )
-from sqlstream.stream.mixed_pipeline import MixedPipeline
+from sqlstream.stream.mixed.pipeline import MixedPipeline
 from sqlstream.stream.mixture.mixing import Mixing, MixtureRule, NamedWeights, StreamChange
 from sqlstream.stream.mixture.mixture_plan import MixtureWeights, scheduled
 from sqlstream.stream.mixture.mixture_run import PlannedStep

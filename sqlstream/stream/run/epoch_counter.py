@@ -21,7 +21,7 @@ from torch.utils.data import get_worker_info
 from sqlstream.order import Int64Array
 from sqlstream.process import fork
 from sqlstream.stream.run.positions import JobPosition
-from sqlstream.stream.run.shared_memory import as_shared, is_shared, shared_bytes
+from sqlstream.stream.run.shared.memory import as_shared, is_shared, shared_bytes
 
 _SLOTS = 256
 """Workers that can write at once; more share slots, which is harmless as long as they do not start in the same instant."""

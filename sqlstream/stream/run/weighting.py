@@ -25,7 +25,7 @@ from sqlstream.index.lengths import LengthTable
 from sqlstream.index.weights import WeightsSpec, WeightTable, open_weights
 from sqlstream.order import WeightedLengths, WeightsFrom, WeightsSince
 from sqlstream.order.weights import WeightedRows
-from sqlstream.stream.run.shared_text import SharedText
+from sqlstream.stream.run.shared.text import SharedText
 
 TEXT_BYTES = 1 << 16
 """Room for some two hundred changes; arbitrary, more than a run is expected to need."""

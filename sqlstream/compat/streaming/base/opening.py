@@ -17,12 +17,13 @@ from sqlstream.sizes import parse_bytes
 from sqlstream.storage.base.urls import is_remote
 from sqlstream.storage.members.mds.shards import MdsShard
 from sqlstream.stream import dataset as ours
-from sqlstream.stream import mixed, mixed_streams
+from sqlstream.stream.mixed.dataset import MixedDataset
+from sqlstream.stream.mixed.streams import Stream as MixedStream
 from sqlstream.transforms.base import Transform
 
 logger = logging.getLogger(__name__)
 
-Inner = ours.StreamingDataset | mixed.MixedDataset
+Inner = ours.StreamingDataset | MixedDataset
 _LONGEST_BLOCK = 1 << 20
 """Turns that a mixture keeps in one block, at most."""
 _LONGEST_SHUFFLE = 1 << 17
@@ -98,10 +99,10 @@ class Opener:
             (place,), (one,) = self.places, given
             return ours.StreamingDataset(place.src, place.dst, **one, **asked.run_options)
         streams = {
-            f"stream_{number}": mixed_streams.Stream(place.src, place.dst, **stream.share, **one)
+            f"stream_{number}": MixedStream(place.src, place.dst, **stream.share, **one)
             for number, (stream, place, one) in enumerate(zip(self.streams, self.places, given, strict=True))
         }
-        return mixed.MixedDataset(streams, **asked.run_options, **asked.mixture_options(seed, shape.num_turns))
+        return MixedDataset(streams, **asked.run_options, **asked.mixture_options(seed, shape.num_turns))
 
     def _options_of(self, stream: Stream, place: Place, transforms: Sequence[Transform]) -> dict[str, Any]:
         options: dict[str, Any] = {"transforms": transforms, "num_downloading_retries": stream.download_retry}
@@ -154,7 +155,7 @@ def shards_of(inner: Inner) -> list[list[MdsShard]]:
     Raises:
         ConfigError: They are not of MosaicML Streaming.
     """
-    datasets = list(inner.streams.values()) if isinstance(inner, mixed.MixedDataset) else [inner]
+    datasets = list(inner.streams.values()) if isinstance(inner, MixedDataset) else [inner]
     return [_shards_of(dataset) for dataset in datasets]
 
 

@@ -26,9 +26,9 @@ from sqlstream.storage.base.identity import Identity
 from sqlstream.storage.base.protocols import Unpack
 from sqlstream.storage.members.entries import Span
 from sqlstream.storage.members.places import SamplePart
-from sqlstream.stream.engine.part_copies import PartCopies, look_up
-from sqlstream.stream.engine.shard_files import parts_of
-from sqlstream.stream.engine.shard_reads import (
+from sqlstream.stream.engine.content.part_copies import PartCopies, look_up
+from sqlstream.stream.engine.content.shard_files import parts_of
+from sqlstream.stream.engine.content.shard_reads import (
     WHOLE,
     Located,
     OpenShard,

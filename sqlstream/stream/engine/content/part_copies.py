@@ -14,7 +14,7 @@ from sqlstream.cache.session import AnyHold, CacheSession, ObjectRef
 from sqlstream.transforms.base import Sample
 
 if TYPE_CHECKING:
-    from sqlstream.stream.engine.row_content import SampleContent
+    from sqlstream.stream.engine.content.row_content import SampleContent
 
 
 @dataclass(slots=True, eq=False)

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from sqlstream.errors import SourceError
 from sqlstream.index.build.chunks import ChunkPlace, ChunkStore
-from sqlstream.index.build.row_groups import (
+from sqlstream.index.build.parquet.row_groups import (
     RowGroupTable,
     WithoutBytes,
     group_spans,

@@ -21,7 +21,7 @@ from sqlstream.config import SampleOptions
 from sqlstream.errors import MissingFieldError
 from sqlstream.index.build.chunks import ChunkPlace
 from sqlstream.index.build.content import RowGroupIndex
-from sqlstream.stream.engine.chunk_objects import ChunkObjects
+from sqlstream.stream.engine.content.chunk_objects import ChunkObjects
 from sqlstream.transforms.base import Sample
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from sqlstream.order import ScheduleType
 from sqlstream.stream.dataset import StreamingDataset
 from sqlstream.stream.frameworks.plain_loader import warn_of_length, warn_of_ranks
 from sqlstream.stream.iterated import IteratedDataset, default_collate_of
-from sqlstream.stream.mixed_pipeline import MixedPipeline
-from sqlstream.stream.mixed_streams import Leaf, StreamSpec, open_leaves
+from sqlstream.stream.mixed.pipeline import MixedPipeline
+from sqlstream.stream.mixed.streams import Leaf, StreamSpec, open_leaves
 from sqlstream.stream.mixture.mixing import MixtureRule, NamedWeights
 from sqlstream.stream.mixture.mixture_checkpoint import load_mixture, save_mixture
 from sqlstream.stream.mixture.mixture_plan import MixtureUnit, MixtureWeights, Stop, plan_mixture

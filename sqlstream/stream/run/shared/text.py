@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from sqlstream.order import Int64Array
-from sqlstream.stream.run.shared_memory import as_shared, shared_bytes
+from sqlstream.stream.run.shared.memory import as_shared, shared_bytes
 
 _HEADER = 24
 """Bytes before the texts: a version, and two lengths."""

@@ -1,0 +1,1 @@
+"""Parquet files of a lazy index: row groups are its chunks."""
