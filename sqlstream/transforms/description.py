@@ -13,6 +13,8 @@ import functools
 import hashlib
 import inspect
 import json
+import random
+import re
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
@@ -29,7 +31,8 @@ import torch
 from sqlstream.errors import ConfigError
 
 _NUMBERS = (bool, int, float, complex, np.generic, Decimal)
-_NAMES = (str, bytes, enum.Enum, torch.dtype, np.dtype, PurePath, UUID, date, time, timedelta)
+_BY_REPR = (date, time, timedelta, complex, range, slice)
+_NAMES = (str, bytes, enum.Enum, torch.dtype, np.dtype, PurePath, UUID, re.Pattern, *_BY_REPR)
 _FIXED = (*_NUMBERS, *_NAMES)
 """Types of values that nothing changes in place."""
 _INSTALLED = tuple({sysconfig.get_path(name) + "/" for name in ("stdlib", "platstdlib", "purelib", "platlib")})
@@ -57,15 +60,21 @@ class Describer:
         if plain is not None:
             return plain
         if isinstance(value, functools.partial):
-            return ["partial", *map(self.describe, (value.func, value.args, value.keywords))]
+            return ["partial", *map(self.describe, (value.func, value.args)), self._attributes(value.keywords)]
         if inspect.ismethod(value):
             return ["method", self.describe(value.__self__), value.__name__]
         if inspect.isfunction(value):
             return self._function(value)
+        if isinstance(value, type) and _is_users(_module_of(value)):
+            return ["class", *self._class(value)]
         if isinstance(value, type) or inspect.isbuiltin(value):
             return ["name", _module_of(value), value.__qualname__]
-        if hasattr(value, "__dict__"):
-            return ["object", *self._class(type(value)), self.describe(vars(value))]
+        if (attributes := _attributes_of(value)) is not None:
+            return ["object", *self._class(type(value)), self._attributes(attributes)]
+        return self._opaque(value)
+
+    def _opaque(self, value: Any) -> Any:
+        """Return the description of a value whose content is not known."""
         if self._has_version:
             return ["opaque", _module_of(type(value)), type(value).__qualname__]
         raise ConfigError(
@@ -79,31 +88,58 @@ class Describer:
             return [type(value).__name__, value.value if isinstance(value, enum.Enum) else value]
         if isinstance(value, enum.Enum | torch.dtype | np.dtype | np.generic | PurePath | Decimal | UUID):
             return [type(value).__name__, str(value)]
-        if isinstance(value, date | time | timedelta):
+        if isinstance(value, _BY_REPR):
             return [type(value).__name__, repr(value)]
+        if isinstance(value, re.Pattern):
+            return ["pattern", self.describe(value.pattern), value.flags]
         if isinstance(value, bytes):
-            return ["bytes", hashlib.blake2b(value, digest_size=16).hexdigest()]
+            return ["bytes", _digest(value)]
         if isinstance(value, torch.Tensor | np.ndarray):
-            array = np.ascontiguousarray(value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value)  # [...]
-            return ["array", str(array.dtype), list(array.shape), hashlib.blake2b(array.tobytes(), digest_size=16).hexdigest()]
-        if isinstance(value, Mapping):
-            pairs = ([self.describe(key), self.describe(item)] for key, item in value.items())
-            return ["mapping", sorted(pairs, key=json.dumps)]
-        if isinstance(value, set | frozenset):
-            return ["set", sorted(map(self.describe, value), key=json.dumps)]
-        if isinstance(value, list | tuple):
-            return ["list", list(map(self.describe, value))]
+            array = self._array(value)
+            return [*array, self._attributes(vars(value))] if getattr(value, "__dict__", None) else array
+        if isinstance(value, Mapping | set | frozenset | list | tuple):
+            kind, items = type(value), self._items(value)
+            if not _is_users(_module_of(kind)):
+                return items
+            return [*items, *self._class(kind), self._attributes(_attributes_of(value) or {})]
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             fields = {field.name: self.describe(getattr(value, field.name)) for field in dataclasses.fields(value)}
             return ["dataclass", *self._class(type(value)), fields]
         return None
+
+    def _items(self, value: Any) -> list[Any]:
+        """Return the description of a container: a mapping's pairs in its order, which loops over it see."""
+        if isinstance(value, Mapping):
+            return ["mapping", [[self.describe(key), self.describe(item)] for key, item in value.items()]]
+        if isinstance(value, set | frozenset):
+            return ["set", sorted(map(self.describe, value), key=json.dumps)]
+        return ["list", list(map(self.describe, value))]
+
+    def _attributes(self, values: Mapping[str, Any]) -> list[Any]:
+        """Return the description of what is found by its name alone, in the order of the names."""
+        pairs = ([self.describe(key), self.describe(item)] for key, item in values.items())
+        return ["mapping", sorted(pairs, key=json.dumps)]
+
+    def _array(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            if value.layout is not torch.strided or value.is_quantized:
+                return self._opaque(value)
+            tensor = value.detach().cpu().resolve_conj().resolve_neg()  # [...]
+            try:
+                value = tensor.numpy()
+            except TypeError:  # bfloat16
+                data = tensor.contiguous().view(-1).view(torch.uint8)  # [n]
+                return ["array", str(tensor.dtype), list(tensor.shape), _digest(data.numpy().tobytes())]
+        array = np.ascontiguousarray(value)
+        content = self.describe(array.tolist()) if array.dtype.hasobject else _digest(array.tobytes())
+        return ["array", str(array.dtype), list(array.shape), content]
 
     def _function(self, function: Any) -> list[Any]:
         held = [self.describe(cell.cell_contents) for cell in function.__closure__ or ()]
         named = ["function", _module_of(function), function.__qualname__]
         described = [*named, code_digest(function), self.describe(function.__defaults__), held]
         if function.__kwdefaults__:
-            described.append(self.describe(function.__kwdefaults__))
+            described.append(self._attributes(function.__kwdefaults__))
         return described + self._reach(function)
 
     def _class(self, kind: type) -> list[Any]:
@@ -163,7 +199,22 @@ class Describer:
 
 def code_digest(function: Any) -> str:
     """Return a hash of a function's byte code."""
-    return hashlib.blake2b(_code_bytes(function.__code__), digest_size=16).hexdigest()
+    return _digest(_code_bytes(function.__code__))
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def _attributes_of(value: Any) -> dict[str, Any] | None:
+    """Return the attributes of an object, those in slots as well; None: it has none, or keeps more than these."""
+    if isinstance(value, random.Random):
+        return None
+    state = object.__getstate__(value)
+    if isinstance(state, tuple):
+        own, in_slots = state
+        return {**(own or {}), **in_slots}
+    return vars(value) if hasattr(value, "__dict__") else None
 
 
 def _functions_of(item: Any) -> list[tuple[str, Any]]:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+import random
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+from sqlstream.errors import ConfigError
 from sqlstream.transforms.cached import CacheTransform, chain_key
 
 HELPER = """
@@ -135,3 +141,106 @@ def test_a_script_has_one_key_in_the_trainer_and_in_a_spawned_worker(tmp_path: P
         module.transform.__module__ = module.Thing.__module__ = name
         found.add(chain_key(CacheTransform("c", [module.transform, module.Thing()])))
     assert len(found) == 1
+
+
+class InSlots:
+    __slots__ = ("size",)
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+
+class Resize(InSlots):
+    """Its base keeps in slots what it does, and it has a dict of its own."""
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        return sample
+
+
+class Steps(dict[str, int]):
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        return {**sample, "n": sum(self.values())}
+
+
+class Product(dict[str, int]):
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        return {**sample, "n": 1}
+
+
+class With:
+    """A transform with a parameter."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        return sample
+
+
+def key_of(transform: Any) -> str:
+    return chain_key(CacheTransform("c", [transform]))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Resize(1), Resize(2)),
+        (Steps(a=1), Product(a=1)),
+        (With({"resize": 1, "crop": 2}), With({"crop": 2, "resize": 1})),
+        (With(InSlots(1)), With(InSlots(2))),
+        (With(re.compile("a")), With(re.compile("a", re.IGNORECASE))),
+        (With(range(3)), With(range(4))),
+        (With(1j), With(2j)),
+        (With(torch.tensor([1.0], dtype=torch.bfloat16)), With(torch.tensor([2.0], dtype=torch.bfloat16))),
+        (With(np.ma.masked_equal([1, 2], 1)), With(np.ma.masked_equal([1, 2], 2))),
+        (With(np.array(["a", None], object)), With(np.array(["b", None], object))),
+    ],
+    ids=lambda transform: type(getattr(transform, "value", transform)).__name__,
+)
+def test_what_a_transform_is_made_of_parts_keys(one: Any, other: Any) -> None:
+    assert key_of(one) != key_of(other)
+
+
+def test_the_same_words_in_an_array_of_objects_are_one_key() -> None:
+    first, second = (np.array(["".join(("sp", "eck", str(number))) for number in range(3)], object) for _ in range(2))
+    assert key_of(With(first)) == key_of(With(second))
+
+
+def test_attributes_have_no_order() -> None:
+    one, other = With(1), With(1)
+    one.__dict__.update(a=1, b=2)
+    other.__dict__.update(b=2, a=1)
+    assert key_of(one) == key_of(other)
+
+
+@pytest.mark.parametrize("value", [random.Random(1), torch.eye(2).to_sparse()], ids=["generator", "sparse"])
+def test_what_no_key_can_name_is_refused_unless_there_is_a_version(value: object) -> None:
+    with pytest.raises(ConfigError, match="give version="):
+        key_of(With(value))
+    assert chain_key(CacheTransform("c", [With(value)], version="1")) != chain_key(
+        CacheTransform("c", [With(value)], version="2")
+    )
+
+
+PARAMETERS = """
+import re
+
+WORDS = re.compile("a+")
+
+class Model:
+    def run(self, x): return x + 1
+
+class Uses:
+    def __init__(self, model): self.model = model
+    def __call__(self, sample): return {**sample, "n": self.model().run(1)}
+
+def transform(sample): return {**sample, "n": len(WORDS.findall(sample["text"]))}
+"""
+
+
+@pytest.mark.parametrize(("before", "after", "made"), [("x + 1", "x + 2", "Uses(Model)"), ('"a+"', '"b+"', "transform")])
+def test_classes_that_are_parameters_and_patterns_of_a_module_count(before: str, after: str, made: str, tmp_path: Path) -> None:
+    texts = (PARAMETERS, PARAMETERS.replace(before, after))
+    first, second, again = (key_of(eval(made, vars(load(tmp_path, "mine", text)))) for text in (*texts, PARAMETERS))
+    assert first == again
+    assert first != second
