@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,8 @@ def encode_sample(sample: Sample) -> bytes:
         if field in PRIVATE_FIELDS:
             continue
         try:
+            if not isinstance(field, str):
+                raise TypeError(f"its name is {type(field).__name__}, and no text")
             document[str(field)] = _encode(value, tensors)
         except TypeError as error:
             raise TransformError(
@@ -82,7 +84,7 @@ def _encode_marked(  # noqa: PLR0911 - one line for each kind of value
 ) -> dict[str, Any]:
     if isinstance(value, torch.Tensor):
         return {_MARK: "tensor", "of": _keep(value, tensors)}
-    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc" and not np.ma.isMaskedArray(value):
         kind = "array" if isinstance(value, np.ndarray) else "scalar"
         native = np.array(value, dtype=value.dtype.newbyteorder("="), order="C")  # [...]
         return {_MARK: kind, "of": _keep(torch.from_numpy(native), tensors)}
@@ -106,6 +108,8 @@ def _encode_marked(  # noqa: PLR0911 - one line for each kind of value
 
 
 def _keep(tensor: torch.Tensor, tensors: dict[str, torch.Tensor]) -> str:  # [...]
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise TypeError(f"a tensor that is {'quantized' if tensor.is_quantized else 'sparse'} is neither JSON nor dense")
     name = str(len(tensors))
     tensors[name] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)  # safetensors refuses shared memory
     return name
@@ -134,7 +138,7 @@ _DECODERS: Mapping[str, Any] = {
     "bytes": lambda value, tensors: tensors[value["of"]].numpy().tobytes(),
     "tuple": lambda value, tensors: tuple(_decode(value["of"], tensors)),
     "dict": lambda value, tensors: {_decode(key, tensors): _decode(item, tensors) for key, item in value["of"]},
-    "path": lambda value, tensors: PurePath(value["of"]),  # noqa: ARG005
+    "path": lambda value, tensors: Path(value["of"]),  # noqa: ARG005
     "str": lambda value, tensors: value["of"],  # noqa: ARG005
     "image": _decode_image,
 }

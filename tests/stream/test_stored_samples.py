@@ -6,10 +6,12 @@ import hashlib
 import logging
 import os
 import random
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch.utils.data import DataLoader
 
 from sqlstream import StreamingDataLoader, StreamingDataset
@@ -386,3 +388,20 @@ def test_a_plain_loader_batches_found_samples(photos: Photos, tmp_path: Path) ->
         for _ in range(2):
             batches = list(DataLoader(dataset, batch_size=4))
             assert [tuple(batch["pixels"].shape) for batch in batches] == [(4, SIZE // 32 * 32)] * 2
+
+
+def loosely_typed(sample: Sample) -> Sample:
+    pixels = torch.arange(6.0).reshape(2, 3).t().requires_grad_()  # [3, 2]
+    return {"row": sample["row"], "ordered": OrderedDict(a=1), "bytes": bytearray(b"x"), "path": Path("a"), "pixels": pixels}
+
+
+def test_a_sample_is_of_the_same_types_whether_it_was_found_or_made(tmp_path: Path) -> None:
+    with StreamingDataset(
+        [{"row": 1}], tmp_path / "cache", transforms=[CacheTransform("loose", [loosely_typed])], show_progress=False
+    ) as dataset:
+        made, found = (next(iter(dataset)) for _ in range(2))
+        assert dataset.cache.statistics().stored_samples == 1
+    assert [type(value) for value in found.values()] == [type(value) for value in made.values()]
+    assert made["pixels"].stride() == found["pixels"].stride()
+    assert made["pixels"].requires_grad == found["pixels"].requires_grad
+    assert found["path"].absolute() == Path.cwd() / "a"

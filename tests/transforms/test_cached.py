@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import PurePath
@@ -171,6 +172,20 @@ def test_the_generator_is_not_stored_and_what_cannot_be_is_named() -> None:
     assert decode_sample(encode_sample(sample)) == {"n": 1}
     with pytest.raises(TransformError, match=r"field 'reader' cannot be stored: object is neither"):
         encode_sample({"reader": object()})
+
+
+@pytest.mark.parametrize(
+    ("sample", "says"),
+    [
+        ({1: "a"}, "field 1 cannot be stored: its name is int"),
+        ({"x": np.ma.masked_equal([1, 2], 1)}, "field 'x' cannot be stored: MaskedArray"),
+        ({"x": torch.eye(2).to_sparse()}, "field 'x' cannot be stored: a tensor that is sparse"),
+    ],
+    ids=["name", "mask", "sparse"],
+)
+def test_what_would_come_back_as_something_else_is_refused(sample: dict[Any, Any], says: str) -> None:
+    with pytest.raises(TransformError, match=re.escape(says)):
+        encode_sample(sample)
 
 
 def test_damaged_bytes_are_a_decode_error_and_pickles_are_never_loaded() -> None:

@@ -208,8 +208,9 @@ class CachedChain:
                 "every epoch. Put such transforms behind the point if they should change",
                 name,
             )
-        self._store(ref, encode_sample(result))
-        return result
+        data = encode_sample(result)
+        self._store(ref, data)
+        return decode_sample(data)  # as it is found another time: what follows never depends on a hit
 
     # -- storing ------------------------------------------------------------------------------------------------------
 
