@@ -60,3 +60,27 @@ def describe(batch: Any) -> Any:
     if isinstance(batch, list | tuple):
         return (type(batch), [describe(value) for value in batch])
     return (type(batch), batch)
+
+
+@pytest.mark.parametrize(
+    ("values", "note"),
+    [
+        ([1, None], "field 'x' of sample 1 of the batch ('k1') is None: fill it in"),
+        ([None, "a"], "field 'x' of sample 0 of the batch ('k0') is None: fill it in"),
+        ([torch.zeros(2), None], "field 'x' of sample 1 of the batch ('k1') is None: fill it in"),
+        ([object(), object()], "field 'x' of the batch has values of the types object: make them alike"),
+    ],
+    ids=["number", "first", "tensor", "object"],
+)
+def test_an_error_names_field_sample_and_cure(values: list[Any], note: str) -> None:
+    with pytest.raises((RuntimeError, TypeError)) as failed:  # as torch has it
+        batch_of([{"__sample_key__": f"k{number}", "x": value} for number, value in enumerate(values)])
+    assert failed.value.__notes__[0].startswith(note)
+
+
+def test_a_field_that_a_sample_lacks_is_named() -> None:
+    with pytest.raises(KeyError) as failed:
+        batch_of([{"x": 1, "__sample_key__": "a"}, {"__sample_key__": "b"}])
+    assert failed.value.__notes__ == [
+        "sample 1 of the batch ('b') has no field 'x', and sample 0 has: give it to all, or drop it, by a transform"
+    ]

@@ -39,19 +39,27 @@ def batch_of(samples: list[Any], stack: Stack = default_collate) -> Any:
     Args:
         samples: Samples.
         stack: Stacks the tensors of a field.
+
+    Raises:
+        TransformError: Tensors of a field have several shapes.
+        KeyError, RuntimeError, TypeError: A field is missing, or its values make no batch; a note says which.
     """
     first = samples[0]
     if type(first) is not dict:
         return default_collate(samples)
     batch = {}
     for field in first:
-        values = list(map(itemgetter(field), samples))
         try:
+            values = list(map(itemgetter(field), samples))
             batch[field] = _collated(values, stack)
+        except (KeyError, TypeError) as error:
+            error.add_note(_why_not_batched(field, samples))
+            raise
         except RuntimeError as error:
             shapes = [tuple(value.shape) if hasattr(value, "shape") else None for value in values]
             other = next((number for number, shape in enumerate(shapes) if shape != shapes[0]), None)
             if other is None:
+                error.add_note(_why_not_batched(field, samples))
                 raise
             raise TransformError(
                 f"field {field!r} cannot be stacked: it has shape {shapes[0]} in sample 0 of the batch and {shapes[other]} in "
@@ -60,6 +68,21 @@ def batch_of(samples: list[Any], stack: Stack = default_collate) -> Any:
                 field=field,
             ) from error
     return batch
+
+
+def _why_not_batched(field: str, samples: list[dict[str, Any]]) -> str:
+    """Return which sample keeps a field out of the batch, and what to do."""
+    for number, sample in enumerate(samples):
+        which = f"sample {number} of the batch ({sample.get('__sample_key__')!r})"
+        if field not in sample:
+            return f"{which} has no field {field!r}, and sample 0 has: give it to all, or drop it, by a transform"
+        if sample[field] is None:
+            return (
+                f"field {field!r} of {which} is None: fill it in (none_to_empty_str=True does so for texts) or drop it by a "
+                "transform, or give a collate_fn"
+            )
+    kinds = ", ".join(sorted({type(sample[field]).__name__ for sample in samples}))
+    return f"field {field!r} of the batch has values of the types {kinds}: make them alike by a transform, or give a collate_fn"
 
 
 def collated(collate_fn: Callable[[Any], Any], samples: Any) -> Any:
