@@ -25,8 +25,10 @@ AHEAD_BYTES = 8 << 10
 BLOCK_BYTES = 8 << 20
 """Read at once where headers are near each other: half of the largest request that ranges are merged to."""
 NEAR_BYTES = 1 << 20
-"""Headers nearer than this are read with all that lies between: a request costs as long as so many bytes, 20 ms at 50 MB/s.
-So much is read at first, too: then it has shown whether they are, as a rule, without a request for each of the first steps."""
+"""Headers nearer than this are read with all that lies between: a request costs as long as so many bytes, 20 ms at 50 MB/s."""
+_START_SHARE = 32
+"""With a header near the start comes one part in so many of the shard, or half of `NEAR_BYTES` if that is less: as a rule it
+shows whether all are near each other, without a request for each of the first steps. Arbitrary."""
 _SPANS_AT_A_TIME = 256
 """Parts of a shard that one call asks for. Arbitrary."""
 _CALLS_OF_A_SHARD = CALLS_AT_A_TIME // 2
@@ -76,6 +78,7 @@ class AheadBytes:
         self._source, self._bring, self._walks = source, bring, walks or Walks()
         self._whole: LocalShard | None = None
         self.size_bytes = source.size_bytes
+        self._start_bytes = min(NEAR_BYTES // 2, self.size_bytes // _START_SHARE)
         self._start, self._block = 0, b""
         self._num_reads = 0
 
@@ -95,9 +98,10 @@ class AheadBytes:
                 if (whole := bring()) is not None:
                     self._whole, self._block = whole, b""
                     return whole.read_at(offset, num_bytes)
-            ahead = BLOCK_BYTES if is_near else AHEAD_BYTES
-            if self._num_reads == 1:  # of one that is not like the others, no more than this comes for nothing
-                ahead = BLOCK_BYTES if may_be_near else NEAR_BYTES
+            is_first = self._num_reads == 1  # of one that is not like the others, no more than this comes for nothing
+            ahead = BLOCK_BYTES if is_near or (may_be_near and is_first) else AHEAD_BYTES
+            if 0 < offset < self._start_bytes:
+                ahead = max(ahead, self._start_bytes)
             self._start, self._block = offset, self._source.read_at(offset, max(num_bytes, ahead))
             start = 0
         return self._block[start : start + num_bytes]
