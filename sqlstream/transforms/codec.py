@@ -84,7 +84,9 @@ def _encode_marked(  # noqa: PLR0911 - one line for each kind of value
 ) -> dict[str, Any]:
     if isinstance(value, torch.Tensor):
         return {_MARK: "tensor", "of": _keep(value, tensors)}
-    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc" and not np.ma.isMaskedArray(value):
+    if (
+        isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc" and not hasattr(value, "mask")
+    ):  # it would be lost
         kind = "array" if isinstance(value, np.ndarray) else "scalar"
         native = np.array(value, dtype=value.dtype.newbyteorder("="), order="C")  # [...]
         return {_MARK: kind, "of": _keep(torch.from_numpy(native), tensors)}
