@@ -133,3 +133,17 @@ def test_what_a_function_does_wrong_is_an_error_that_names_the_pack(kind: str, p
         list(opened(Packs(length, CAPACITY, pack_fn=pack_fn, **own)))
     left = list(opened(Packs(length, CAPACITY, pack_fn=pack_fn, **own), on_error="skip", max_failure_ratio=1.0))
     assert len(left) < NUM_ROWS / 3, "such packs are left out"
+
+
+def only_tokens(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"input_ids": np.array(tokens_of(sample["row"], sample["n"]))}  # [n]
+
+
+@pytest.mark.parametrize("packs", [Packs("n", CAPACITY), Packs(None, CAPACITY, lookahead=11)], ids=["planned", "measured"])
+def test_rows_keep_their_numbers_where_transforms_give_new_dicts(packs: Packs, opened: Any) -> None:
+    made = list(opened(packs, transforms=[only_tokens]))
+    assert sorted(row for pack in made for row in pack["__rows__"]) == list(range(NUM_ROWS))
+    for pack in made:
+        assert [int(number) // 1000 for number in pack["input_ids"][pack["cu_seqlens"][: len(pack["__rows__"])]]] == pack[
+            "__rows__"
+        ]

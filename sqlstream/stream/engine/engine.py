@@ -297,7 +297,7 @@ class Engine:
                     f"row {slot.row_id} gives {len(samples)} samples, and a pack takes one of each row: leave rows out with "
                     "where=, and make several of one before the table is written"
                 )
-            parts = [packer.part(sample, slot.length, slot.part) for sample in samples]
+            parts = [packer.part(sample, slot.row_id, slot.length, slot.part) for sample in samples]
         except (SampleError, StorageError) as error:
             return list(self._instead(slot, error))
         self._log_of(slot).num_seen += 1
@@ -335,7 +335,7 @@ class Engine:
         """Return the samples of a slot in the place of another's, as parts of packs where there are packs."""
         other.share, other.share_position, other.access = slot.share, slot.share_position, slot.access
         made, packer = self._maker.make_all(other), slot.recipe.packer
-        return made if packer is None else [packer.part(sample, other.length, part) for sample in made]
+        return made if packer is None else [packer.part(sample, other.row_id, other.length, part) for sample in made]
 
     def _failed(self, slot: PlannedSample, error: Exception) -> Iterator[Sample]:
         """Note a failure, and return an iterator of the samples that replace the failed one."""

@@ -43,11 +43,12 @@ class Packer:
     _has_told: list[bool] = field(default_factory=list, init=False, repr=False)
     """Not empty: it was said that rows are left out."""
 
-    def part(self, sample: Sample, length: int, part: int) -> Sample:
+    def part(self, sample: Sample, row: int, length: int, part: int) -> Sample:
         """Return the sample of a row as a part of a pack.
 
         Args:
             sample: The sample, after its transforms.
+            row: The row, whose number transforms may have left out.
             length: Length of the row, as the index has it.
             part: Which part of a row that is longer than a pack.
 
@@ -55,6 +56,7 @@ class Packer:
             SampleError: It is not as long as the index says, or has no length.
             ConfigError: It is longer than a pack, and that is an error.
         """
+        sample.setdefault("__row__", row)
         if self.lengths is None:
             sample[LENGTH] = self._measured(sample)
         else:
