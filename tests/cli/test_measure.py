@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -276,6 +278,8 @@ def test_a_table_of_something_else_is_neither_taken_for_the_result_nor_written_o
         ("list.txt", "link.parquet", "is of the source list.txt"),
         ("photos", "photos/b/1.jpg", "is of the source photos"),
         ("photos", "photos/n.parquet", "is of the source photos"),
+        ("sqlite:///rows.db", "rows.db", "is the source"),
+        ("sqlite:///file:rows.db?uri=true&mode=ro", "rows.db", "is the source"),
     ],
 )
 def test_a_table_never_takes_the_place_of_what_rows_are_read_from(
@@ -289,8 +293,11 @@ def test_a_table_never_takes_the_place_of_what_rows_are_read_from(
     for name in ("a", "b"):
         Path("photos", name).mkdir(parents=True)
         Path("photos", name, "1.jpg").write_bytes(name.encode())
+    with contextlib.closing(sqlite3.connect("rows.db")) as database:
+        database.executescript("CREATE TABLE rows (id, text); INSERT INTO rows VALUES (1, 'a')")
     before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
     words = ["--data-type", "image", "--on", "image"] if src == "photos" else ["--on", "id"]
+    words += ["--sql", "SELECT * FROM rows"] if src.startswith("sqlite") else []
     words += ["--column", "n", "--transform", f"{module_of(folder)}:count", "--out", out, "--overwrite"]
     assert main(["index", "measure", src, "cache", *words]) == 2
     assert f"--out {out} {problem}: give another file" in capsys.readouterr().err

@@ -149,16 +149,19 @@ def _check_keys(dataset: StreamingDataset, on: str) -> None:
 def _check_place(measure: Measure, path: Path, index: Path) -> None:
     """Raise OutputExistsError where a table would be, or replace, one of the files that the rows are read from."""
     from sqlstream.index.info import describe
+    from sqlstream.index.sources.places.database import file_of
     from sqlstream.index.sources.places.wildcard import has_wildcard, matcher
     from sqlstream.storage.base import urls
 
     place = Path(os.path.realpath(path))
-    for file in describe(index).sources:
-        if urls.is_remote(file.url):
+    for url in [file.url for file in describe(index).sources]:
+        file = file_of(url) if urls.is_remote(url) else urls.local_path(url)
+        if file is None:
             continue
-        source = Path(os.path.realpath(urls.local_path(file.url)))
-        if place == source or (file.url.endswith("/") and place.is_relative_to(source)):
-            where = "is the source" if place == Path(os.path.realpath(measure.src)) else f"is of the source {measure.src}"
+        source = Path(os.path.realpath(file))
+        if place == source or (url.endswith("/") and place.is_relative_to(source)):
+            is_all = urls.is_remote(url) or place == Path(os.path.realpath(measure.src))
+            where = "is the source" if is_all else f"is of the source {measure.src}"
             raise OutputExistsError(f"--out {path} {where}: give another file")
     if not urls.is_remote(measure.src) and has_wildcard(measure.src):
         pattern = os.path.abspath(urls.local_path(measure.src))

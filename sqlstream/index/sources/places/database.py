@@ -125,8 +125,7 @@ def _through_sqlalchemy(url: str, query: str) -> Iterator[pa.RecordBatch]:
     import sqlalchemy
 
     address = sqlalchemy.make_url(re.sub(r"^postgres(?=[:+])", "postgresql", url))
-    if is_local_database(url):
-        _check_is_there(address.database, is_in_memory="memory" in address.query.get("mode", ()))
+    _check_is_there(url)
     engine = sqlalchemy.create_engine(address, poolclass=sqlalchemy.NullPool)
     read_only = {"postgresql_readonly": True} if engine.dialect.name == "postgresql" else {}
     with engine.connect().execution_options(stream_results=True, yield_per=_ROWS_AT_A_TIME, **read_only) as connection:
@@ -139,16 +138,29 @@ def _through_sqlalchemy(url: str, query: str) -> Iterator[pa.RecordBatch]:
             yield _batch(names, rows)
 
 
-def _check_is_there(database: str | None, *, is_in_memory: bool) -> None:
+def _check_is_there(url: str) -> None:
     """Raise SourceError if the file of a database does not exist: drivers make an empty one, and query that."""
-    if database is not None and database.startswith("file:"):  # a URI of SQLite, whose options are those of the address
-        database = unquote(urlsplit(database).path)
-    if not database or database == ":memory:" or is_in_memory or Path(database).exists():
+    file = file_of(url)
+    if file is None or file.exists():
         return
     raise SourceError(
-        f"the database file {Path(database).absolute()} does not exist: check the path (three slashes begin a relative one, "
+        f"the database file {file.absolute()} does not exist: check the path (three slashes begin a relative one, "
         "four an absolute one: sqlite:////data/x.db)"
     )
+
+
+def file_of(url: str) -> Path | None:
+    """Return the file of this machine that a database lies in; None: it is in memory, or a server's."""
+    import sqlalchemy
+
+    if not is_local_database(url):
+        return None
+    address = sqlalchemy.make_url(url)
+    database = address.database
+    if database is not None and database.startswith("file:"):  # a URI of SQLite, whose options are those of the address
+        database = unquote(urlsplit(database).path)
+    is_in_memory = not database or database == ":memory:" or "memory" in address.query.get("mode", ())
+    return None if is_in_memory or database is None else Path(database)
 
 
 def _through_adbc(module: str, url: str, query: str) -> Iterator[pa.RecordBatch]:
