@@ -102,3 +102,26 @@ def test_files_that_another_program_removes_before_their_samples_are_made_cost_n
                     for path in (directory / "data").glob("*/*"):
                         path.unlink(missing_ok=True)
             assert seen == {f"photo-{number}": photos.data(number) for number in range(photos.num)}
+
+
+def test_files_that_another_program_removes_before_rows_are_asked_for_by_number_cost_none_of_them(
+    photos: Photos, tmp_path: Path
+) -> None:
+    directory, is_removing = tmp_path / "cache", False
+
+    def read_image(sample: dict[str, object]) -> dict[str, object]:
+        nonlocal is_removing
+        for path in (directory / "data").glob("*/*") if is_removing else ():
+            path.unlink()
+        is_removing = False
+        sample["read"] = Path(str(sample.pop("image"))).read_bytes()
+        return sample
+
+    with StreamingDataset(
+        photos.src, directory, columns_to_download=["image"], transforms=[read_image], show_progress=False
+    ) as dataset:
+        for rows in ([3], [4, 5, 6]):
+            is_removing = True
+            assert [sample["read"] for sample in dataset[rows]] == [photos.data(row) for row in rows]
+        is_removing = True
+        assert dataset[7]["read"] == photos.data(7)

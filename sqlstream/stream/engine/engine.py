@@ -201,7 +201,7 @@ class Engine:
                 _acquire_together(slots, recipe.session, for_reading=self._maker.for_reading)
             for slot in slots:
                 slot.access = access
-                made[slot.place] += self._maker.make_all(slot, self._options.num_random_access_retries)
+                made[slot.place] += self._accessed(slot)
             if access:
                 self._maker.keep(access, recipe.session, num_accesses=KEPT_ACCESSES)
         except BaseException:
@@ -214,6 +214,16 @@ class Engine:
             if recipe.has_points:
                 recipe.chain.flush()
         return [made[place][0] if len(made[place]) == 1 else made[place] for place in range(len(selected))]
+
+    def _accessed(self, slot: PlannedSample) -> list[Sample]:
+        """Return the samples of a slot that was asked for by row; where only a file went, of objects acquired again."""
+        num_retries = self._options.num_random_access_retries
+        try:
+            return self._maker.make_all(slot, num_retries)
+        except LostFileError:
+            again = _planned_again(slot)
+            again.access = slot.access
+            return self._maker.make_all(again, num_retries)
 
     def rest(self) -> None:
         """Write down what samples have noted; what is prepared for the next stream stays."""
@@ -320,10 +330,8 @@ class Engine:
 
     def _anew(self, slot: PlannedSample) -> Iterator[Sample]:
         """Yield the samples of a slot again, of objects that are acquired again."""
-        planned = slot.recipe.slots([slot.row_id], [slot.position], [slot.epoch])
-        again = next(other for other in planned if other.part == slot.part)
         try:
-            samples = self._stand_in(again, slot, slot.part)
+            samples = self._stand_in(_planned_again(slot), slot, slot.part)
         except (SampleError, StorageError) as error:
             yield from self._failed(slot, error)
             return
@@ -390,6 +398,12 @@ def _from_start(indices: Sequence[SupportsIndex], rows: RowSource) -> list[int]:
             raise IndexError(f"index {number} is out of range: the dataset has {size} samples")
         numbers.append(place)
     return numbers
+
+
+def _planned_again(slot: PlannedSample) -> PlannedSample:
+    """Return a slot of the same sample, of which nothing is acquired or made."""
+    planned = slot.recipe.slots([slot.row_id], [slot.position], [slot.epoch])
+    return next(other for other in planned if other.part == slot.part)
 
 
 def _acquire_together(slots: Sequence[PlannedSample], session: CacheSession, *, for_reading: bool) -> None:
