@@ -90,14 +90,15 @@ def test_what_can_pass_is_tried_again_and_counted(downloads: Downloads, server: 
     assert done.downloaded_bytes >= done.size_bytes == len(DATA)
 
 
-@pytest.mark.parametrize(("scheme", "code"), both_schemes(STAYS, {400, 401, 416}), indirect=["scheme"])
+@pytest.mark.parametrize(("scheme", "code"), both_schemes(STAYS, {400, 401}), indirect=["scheme"])
 def test_what_stays_is_not_tried_again(downloads: Downloads, server: FaultyHttpServer, url: str, code: int) -> None:
     server.script(PATH, always=status(code))
     downloads.submit(url)
     (done,) = downloads.wait_done()
     assert type(done.error) is STAYS[code]
     is_asked_without_range = url.startswith("s3") and code == 416  # an empty object has no byte 0
-    assert (done.num_requests, done.num_retries, len(server.requests(PATH))) == (1, 0, 2 if is_asked_without_range else 1)
+    assert done.num_requests == len(server.requests(PATH)) == (2 if is_asked_without_range else 1)
+    assert done.num_retries == 0
 
 
 def test_retries_end(downloads: Downloads, server: FaultyHttpServer, url: str) -> None:

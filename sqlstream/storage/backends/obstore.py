@@ -174,18 +174,23 @@ class ObstoreStorage:
             options["if_match"] = etag
         is_whole = start == 0 and stop is None
         num_extra_requests = 0
-        with _mapped(url):
-            try:
-                result = obstore.get(store, key, options=options)
-            except obstore.exceptions.BaseError as error:
-                status = map_error(error, url).context.get("status")
-                is_empty = status == _RANGE_BEYOND_END or _RANGE_OF_NOTHING in str(error)
-                if not (is_whole and (is_empty or status == _RANGE_IGNORED)):
-                    raise
-                del options["range"]
-                result, num_extra_requests = obstore.get(store, key, options=options), 1
-                if status == _RANGE_IGNORED:
-                    check_uncoded(url, str(result.attributes.get("Content-Encoding", "")))
+        try:
+            with _mapped(url):
+                try:
+                    result = obstore.get(store, key, options=options)
+                except obstore.exceptions.BaseError as error:
+                    status = map_error(error, url).context.get("status")
+                    is_empty = status == _RANGE_BEYOND_END or _RANGE_OF_NOTHING in str(error)
+                    if not (is_whole and (is_empty or status == _RANGE_IGNORED)):
+                        raise
+                    del options["range"]
+                    num_extra_requests = 1
+                    result = obstore.get(store, key, options=options)
+                    if status == _RANGE_IGNORED:
+                        check_uncoded(url, str(result.attributes.get("Content-Encoding", "")))
+        except StorageError as error:
+            error.context["num_extra_requests"] = num_extra_requests
+            raise
         return ObstoreStream(url, result, start=start, stop=stop, num_extra_requests=num_extra_requests)
 
     def get_range(self, url: str, start: int, stop: int, *, etag: str | None = None) -> RangeBytes:
