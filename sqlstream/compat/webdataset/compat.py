@@ -146,7 +146,7 @@ class WebDataset(DataPipeline, FluidInterface):
         workersplitter: Ours is the engine's, for all that they have and for None.
         select_files: Says for the name of a member whether it is wanted.
         rename_files: Returns another name of a member.
-        empty_check: Ignored: shards without samples are an error.
+        empty_check: That `select_files` keeps nothing is an error; shards without samples always are.
         verbose: Print the URLs.
         seed: Seed of the order; None: `WDS_SEED`, else 0.
     """

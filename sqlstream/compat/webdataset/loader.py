@@ -99,6 +99,8 @@ class WebLoader(DataPipeline, FluidInterface):
         except SqlStreamError as error:
             if plan is None or not plan.ends_with(error):
                 raise
+        if plan is not None:
+            plan.check_kept()
 
     def iterator1(self) -> Iterator[Any]:
         """Return what an epoch gives, after all stages."""

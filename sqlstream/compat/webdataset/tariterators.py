@@ -27,12 +27,13 @@ from sqlstream.compat.webdataset.tar_files import (
     url_opener,
     valid_sample,
 )
+from sqlstream.index.sources.base.derived import SOURCE_COLUMN
 from sqlstream.index.sources.places.wildcard import has_wildcard
 from sqlstream.storage.base.urls import is_remote, local_path, without_file
 from sqlstream.transforms.rng import PRIVATE_FIELDS
 
-_ADDED = ("__shard__", "__source__", "__sample_key__", "__row__", "__epoch__", *PRIVATE_FIELDS)
-"""Fields of rows that theirs has not."""
+_ADDED = ("__shard__", "__sample_key__", "__row__", "__epoch__", *PRIVATE_FIELDS)
+"""Fields of rows that theirs has not, and no member may be."""
 _IS_SPECIAL = re.compile(r"[{}$\\]")
 
 
@@ -54,6 +55,8 @@ class FromRow(EachSample):
         super().__init__()
         self.select_files, self.rename_files = select_files, rename_files
         self.calls_given_code = select_files is not None or rename_files is not None
+        self.has_selected = self.has_kept = False
+        """Members of some sample were looked at, in this process; one of them was wanted."""
 
     @property
     def given(self) -> tuple[Callable[[str], Any], ...]:
@@ -65,6 +68,8 @@ class FromRow(EachSample):
         sample = sample.copy()
         for name in _ADDED:
             sample.pop(name, None)
+        if isinstance(sample.get(SOURCE_COLUMN), str):  # of several sources; a member of that name is bytes
+            del sample[SOURCE_COLUMN]
         if None in sample.values():  # values are bytes: parts that the sample does not have
             sample = {name: value for name, value in sample.items() if value is not None}
         if not is_remote(sample["__url__"]):
@@ -74,6 +79,7 @@ class FromRow(EachSample):
     def _selected(self, sample: dict[str, Any]) -> Any:
         made: dict[str, Any] = {name: sample.pop(name) for name in ("__key__", "__url__", "__local_path__") if name in sample}
         parts = self._named(made, sample)
+        self.has_selected, self.has_kept = True, self.has_kept or bool(parts)
         return {**made, **parts} if parts else Outcome.DROPPED
 
     def _named(self, made: dict[str, Any], parts: dict[str, Any]) -> dict[str, Any]:

@@ -102,6 +102,8 @@ class Plan:
     batch: Batched | None = None
     batch_stages: tuple[EachSample, ...] = ()
     """Stages of batches."""
+    has_empty_check: bool = False
+    """An iteration of which `select_files` leaves nothing is an error."""
     rest: tuple[Any, ...] = ()
     """Stages that run as they are."""
     notes: tuple[Note, ...] = ()
@@ -164,6 +166,16 @@ class Plan:
         except SqlStreamError as error:
             if not self.ends_with(error):
                 raise
+        self.check_kept()
+
+    def check_kept(self) -> None:
+        """Raise ValueError if `select_files` has left nothing of all samples that this process has read, and that is asked."""
+        reader = self.reader.from_row
+        if self.has_empty_check and reader.has_selected and not reader.has_kept:
+            raise ValueError(
+                "select_files keeps no member of any sample: it is given names such as 'photos/0001.jpg': correct it, or give "
+                "empty_check=False"
+            )
 
     def ends_with(self, error: SqlStreamError) -> bool:
         """Return whether an error only ends the iteration: a handler said so, or that of the reader says so now.
@@ -299,6 +311,7 @@ def _left_by(stage: Any, urls: Sequence[str]) -> list[str]:
 def _of_samples(plan: Plan, stages: Sequence[Any], settings: Settings) -> Plan:
     """Return a plan with the stages behind the reader."""
     each, batch_stages, notes, batch, seed = list[EachSample](), list[EachSample](), list[Note](), plan.batch, plan.seed
+    plan = replace(plan, has_empty_check=any(stage is check_empty for stage in stages))
     for place, stage in enumerate(stages):
         if isinstance(stage, EachSample):
             (each if batch is None else batch_stages).append(stage)

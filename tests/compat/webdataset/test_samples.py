@@ -104,6 +104,28 @@ def test_stages_make_what_those_of_webdataset_make(folder: Path) -> None:
         assert "to_tuple('npy', 'cls') failed on sample" in caught.value.__notes__[0]
 
 
+def test_files_of_which_none_is_selected_are_an_error_unless_that_is_not_looked_at(tmp_path: Path) -> None:
+    urls = numbered(tmp_path / "shards")
+    with opened(urls, tmp_path, select_files=lambda name: name.endswith(".jpg")) as dataset:
+        for samples in (dataset, dataset.repeat(), wds.WebLoader(dataset, batch_size=4)):
+            with pytest.raises(ValueError, match="select_files keeps no member of any sample"):
+                list(samples)
+    with opened(urls, tmp_path, select_files=lambda _: False, empty_check=False) as dataset:
+        assert list(dataset) == []
+    with opened(urls, tmp_path, select_files=lambda name: name.startswith(KEYS[-1])) as dataset:
+        assert [sample["__key__"] for sample in dataset] == [KEYS[-1]]
+        assert list(dataset.select(lambda _: False)) == []
+
+
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_members_with_the_name_of_the_column_of_several_sources_are_parts(num_shards: int, tmp_path: Path) -> None:
+    (tmp_path / "a-0.tar").write_bytes(tar_of([("a", {"__source__": b"web", "txt": b"1"}), ("b", {"txt": b"2"})]))
+    (tmp_path / "a-1.tar").write_bytes(tar_of([("c", {"__source__": b"books"})]))
+    with opened(f"{tmp_path}/a-{{0..{num_shards - 1}}}.tar", tmp_path) as dataset:
+        found = [sample.get("__source__") for sample in dataset]
+        assert found == [b"web", None, b"books"][: num_shards + 1]
+
+
 def test_buffers_that_run_as_they_are_mix_as_those_of_webdataset() -> None:
     assert list(wds.shuffle(4, 4, seed=0)(range(10))) == SHUFFLED["shuffle(bufsize=4, initial=4, seed=0) of range(10)"]
     assert list(wds.shuffle(seed=0)(range(10))) == SHUFFLED["shuffle(bufsize=1000, initial=100, seed=0) of range(10)"]
