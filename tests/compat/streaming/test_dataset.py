@@ -53,13 +53,15 @@ def test_a_local_that_holds_all_shards_is_read_in_place_of_its_remote(tmp_path: 
     with StreamingDataset(remote=remote, local=str(local.parent), split="plain", batch_size=2) as dataset:
         assert [as_json(sample) for sample in dataset] == golden("plain")
     next(local.glob("*.mds")).unlink()
-    with pytest.raises(ConfigError, match="not there"):
+    with pytest.raises(FileNotFoundError, match="not there"):
         StreamingDataset(remote=remote, local=str(local.parent), split="plain", batch_size=2)
 
 
 def test_a_local_without_an_index_needs_a_remote(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"index\.json is not there: give remote="):
+    with pytest.raises(FileNotFoundError, match=r"index\.json is not there: give remote="):
         StreamingDataset(local=str(tmp_path))
+    with pytest.raises(FileNotFoundError, match=r"index\.json is not there: give remote="):
+        LocalDataset(str(tmp_path / "nowhere"))
 
 
 def test_samples_by_number_by_slices_lists_and_arrays_are_theirs(tmp_path: Path) -> None:

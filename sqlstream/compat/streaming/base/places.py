@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlstream.environment import environment
-from sqlstream.errors import ConfigError, SourceError
+from sqlstream.errors import ConfigError, ObjectNotFoundError, SourceError
 from sqlstream.storage.base import urls
 from sqlstream.storage.members.mds.shards import MdsShard, ShardFile, parse_index
 
@@ -39,14 +39,15 @@ def place_of(remote: str | None, local: str | None, split: str | None) -> Place:
         split: Subdirectory of both.
 
     Raises:
-        ConfigError: There is no index in `local`, and none in a `remote` of this machine.
+        ConfigError: Neither is given.
+        ObjectNotFoundError: There is no index in `local`, and none in a `remote` of this machine.
     """
     dst = None if local is None else Path(local) / CACHE
     if remote is None:
         if local is None:
             raise ConfigError("neither remote nor local is given: give the directory or URL of the shards")
         if not (Path(local) / (split or "") / INDEX).is_file():
-            raise ConfigError(
+            raise ObjectNotFoundError(
                 f"no remote is given, and {Path(local) / (split or '') / INDEX} is not there: give remote=, or as local= the "
                 "directory that holds the index and its shards"
             )
@@ -56,7 +57,9 @@ def place_of(remote: str | None, local: str | None, split: str | None) -> Place:
     if not urls.is_remote(remote):
         directory = urls.local_path(remote) / (split or "")
         if not (directory / INDEX).is_file():
-            raise ConfigError(f"{directory / INDEX} is not there: give as remote= the directory of an index and its shards")
+            raise ObjectNotFoundError(
+                f"{directory / INDEX} is not there: give as remote= the directory of an index and its shards"
+            )
         return Place(src=str(directory), dst=dst)
     return Place(src=_url(remote, split), dst=dst, storage_options=_options(remote))
 
