@@ -18,7 +18,7 @@ from sqlstream.errors import AccessDeniedError, ConfigError, ObjectNotFoundError
 from sqlstream.testing.servers import FaultyHttpServer
 from tests.compat.webdataset.kit import NUM_ROWS, NUM_SAMPLES, numbered
 from tests.goldens import FIXTURES, as_json, expected
-from tests.stream.shards import serve
+from tests.stream.shards import serve, tar_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 GOLDEN = str(FIXTURES / "wds/index.json")
@@ -91,6 +91,14 @@ def test_a_list_of_shards_is_an_index_and_transformations_can_be_added(tmp_path:
     assert again[5] == 5
     for some in (dataset, again):
         some.close()
+
+
+def test_members_whose_names_begin_with_two_underscores_are_parts(tmp_path: Path) -> None:
+    (tmp_path / "s.tar").write_bytes(tar_of([("a", {"txt": b"1", "__source__": b"web", "__note__": b"2"})]))
+    dataset = opened([{"url": str(tmp_path / "s.tar"), "nsamples": 1}], tmp_path, transformations=[])
+    found = {name: value.read() for name, value in dataset[0].items() if isinstance(value, io.BytesIO)}
+    assert found == {".txt": b"1", ".__source__": b"web", ".__note__": b"2"}
+    dataset.close()
 
 
 def test_an_index_may_name_a_base_and_options_replace_what_it_says(tmp_path: Path) -> None:

@@ -149,9 +149,7 @@ class ShardListDataset(Dataset[Any]):
         number = row["__shard__"]
         shard = self.shards[number]
         place = index + self.total_length if index < 0 else index
-        sample: dict[str, Any] = {
-            f".{name}": io.BytesIO(value) for name, value in row.items() if name[:2] != "__" and value is not None
-        }
+        sample: dict[str, Any] = {f".{name}": io.BytesIO(value) for name, value in row.items() if isinstance(value, bytes)}
         sample["__key__"] = row["__key__"]
         sample["__dataset__"] = shard.get("dataset")
         sample["__index__"] = place
