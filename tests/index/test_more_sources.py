@@ -69,6 +69,18 @@ def test_csv_dialects(text: str, options: dict[str, Any], tmp_path: Path) -> Non
     assert all_rows(index) == [{"index": "a,x", "n": 1}, {"index": "'b'", "n": 2}]
 
 
+@pytest.mark.parametrize("first", ["sep=;", "sep=,", '"sep=;"', "SEP=|"])
+def test_a_first_line_that_is_for_excel_is_no_header(first: str, tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"t\.csv begins with '[sS][eE][pP]=.', a note for Excel .*: remove that line"):
+        build(tmp_path, write_csv(tmp_path / "t.csv", f"{first}\na;b\n1;x\n"))
+
+
+def test_objects_without_keys_are_no_rows(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text("{}\n{}\n")
+    with pytest.raises(SourceError, match="has no rows with a column: an index needs one at least"):
+        build(tmp_path, tmp_path / "t.jsonl")
+
+
 ENCODINGS = [
     ("latin-1", b"", "latin-1"),
     ("cp1252", b"", "cp1252"),

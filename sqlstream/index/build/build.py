@@ -273,7 +273,7 @@ def finish(writer: IndexWriter, plan: SourcePlan, options: IndexOptions, target:
     """
     _add_missing(writer, options, plan)
     if not writer.num_rows:
-        why = " with a partner in every table of join" if plan.joins else ""
+        why = " with a partner in every table of join" if plan.joins else "" if writer.offered else " with a column"
         raise SourceError(f"{plan.src} has no rows{why}: an index needs one at least")
     own: dict[str, object] = {"fingerprint": target.key, "lineage": target.lineage, "src": plan.src}
     own |= chained_columns(writer, options.path_columns)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import csv
 import logging
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -34,6 +35,7 @@ _CURE = (
     f"and that a row is below {BLOCK_BYTES >> 20} MiB"
 )
 _DELIMITERS = ",;\t|"
+_FOR_EXCEL = re.compile(r"sep=.?", re.IGNORECASE)
 _WHOLE = r"^(?:0|-?[1-9][0-9]*)$"  # no '007', '+5', '-0': ids, phone numbers
 _NUMBER = r"^[+-]?(?:(?:0|[1-9][0-9]*)?\.[0-9]+|(?:0|[1-9][0-9]*)\.|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?[eE][+-]?[0-9]+)$"
 _MINUS_ZERO = r"^-0$"  # among floats the one that it says; no integer is written so
@@ -112,6 +114,11 @@ class DelimitedTable:
                 ) from error
         if header is None:
             raise SourceError(f"{self._name} is empty: it needs a header line with the names of the columns")
+        if _FOR_EXCEL.fullmatch(self._delimiter.join(header)):
+            raise SourceError(
+                f"{self._name} begins with {self._delimiter.join(header)!r}, a note for Excel in the place of the names of the "
+                "columns: remove that line"
+            )
         return header
 
     def _text_batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
