@@ -29,6 +29,7 @@ from sqlstream.index.sorted_rows import LAYOUT_VERSION, SortedRows, checked_ids,
 from sqlstream.index.sql.expressions import rows_of, several_expressions
 from sqlstream.index.sql.sandbox import Sandbox
 from sqlstream.index.types.models import FORMAT_VERSION, ROW, fingerprint, quote
+from sqlstream.index.types.values import unsigned_back
 from sqlstream.progress import progress
 
 logger = logging.getLogger(__name__)
@@ -222,13 +223,14 @@ def _evaluate(index: Index, sorter: _Sorter, codes: np.memmap, place: Workplace,
         progress(len(index), " rows", "sorting into buckets", show_progress) as bar,
     ):
         _, batches = sandbox.run(sandbox.statement, sorter.tuning.rows_at_a_time)
+        read = _reader(index, sorter.buckets)
         for batch in batches:
             ids = checked_ids([row[0] for row in batch], index, f"batches by {sorter.buckets.by!r}")  # [n]
             of_batch = []
             for row_id, *values in batch:
                 key = tuple(values)
                 if (number := known.get(key)) is None:
-                    value = sorter.bucket_of(key, row_id)
+                    value = sorter.bucket_of(read(key), row_id)
                     number = _NONE if value is None else numbers.setdefault(value, len(numbers))
                     if len(numbers) > sorter.tuning.max_buckets:
                         raise ConfigError(
@@ -257,8 +259,9 @@ def _distinct(index: Index, buckets: Buckets, directory: Path, tuning: BucketTun
     ):
         found: list[tuple[Any, ...]] = []
         _, batches = sandbox.run(sandbox.statement, tuning.rows_at_a_time)
+        read = _reader(index, buckets)
         for batch in batches:
-            found += batch
+            found += map(read, batch)
             if len(found) > MAX_VALUES:
                 raise ConfigError(
                     f"batches by {buckets.by!r} have more than {MAX_VALUES} distinct values, each of which into= would be "
@@ -277,6 +280,17 @@ def _sandbox(index: Index, buckets: Buckets, scratch: Path, *, is_distinct: bool
     columns = ", ".join(wanted)
     what = f"DISTINCT {columns}" if is_distinct else f"{ROW}, {columns}"
     return Sandbox(index, f"SELECT {what} FROM {rows_of(index.selection)}", engine=index.engine, scratch=scratch)
+
+
+def _reader(index: Index, buckets: Buckets) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """Return what makes the values of `by` of those that the index file has."""
+    types = {column.name: column.type for column in index.sql_columns}
+    are_unsigned = [types.get(text) == "uint64" for text in several_expressions("by", buckets.by, index.engine)]
+
+    def read(values: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(unsigned_back(v) if is_it else v for v, is_it in zip(values, are_unsigned, strict=True))
+
+    return read if any(are_unsigned) else _itself
 
 
 def _itself(value: Any) -> Any:

@@ -25,6 +25,7 @@ from sqlstream.index.file.intact import is_there
 from sqlstream.index.file.workplace import Workplace, build_once
 from sqlstream.index.sorted_rows import LAYOUT_VERSION, SortedRows, checked_ids, numbers_by_id, selected, write_sorted_rows
 from sqlstream.index.sql.expressions import one_expression, rows_of
+from sqlstream.index.sql.numbers import numbers_of
 from sqlstream.index.sql.sandbox import Sandbox
 from sqlstream.index.types.models import FORMAT_VERSION, ROW, fingerprint, quote
 from sqlstream.order.permute import Int64Array
@@ -129,6 +130,7 @@ def _evaluate(
         for batch in batches:
             rows, values = zip(*batch, strict=True)
             ids = checked_ids(rows, index, f"packs by {length!r}")  # [n]
+            values = values if column is None else numbers_of(column, values)
             by_id[ids] = _whole_numbers(length, rows, values)
             bar.update(len(rows))
 

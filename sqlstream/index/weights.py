@@ -27,6 +27,7 @@ from sqlstream.index.file.npy import finish_npy, load_npy, write_header
 from sqlstream.index.file.workplace import Workplace, build_once
 from sqlstream.index.sorted_rows import checked_ids
 from sqlstream.index.sql.expressions import one_expression, rows_of
+from sqlstream.index.sql.numbers import numbers_of
 from sqlstream.index.sql.sandbox import Sandbox
 from sqlstream.index.types.models import FORMAT_VERSION, ROW, fingerprint, quote
 from sqlstream.order.permute import Int64Array
@@ -218,6 +219,7 @@ def _evaluate(index: Index, expression: str, path: Path, place: Workplace, *, sh
         for batch in batches:
             rows, values = zip(*batch, strict=True)
             ids = checked_ids(rows, index, f"weights {_shown(expression)}")  # [n]
+            values = values if column is None else numbers_of(column, values)
             by_row[ids] = _numbers(values, rows, expression)
             bar.update(len(rows))
     by_row.flush()

@@ -101,6 +101,12 @@ def test_a_function_is_asked_once_for_each_distinct_value_and_what_it_says_names
     assert opened(index, "max(width, height)", lambda side: side // 1001).path != table.path
 
 
+def test_values_above_int64_are_the_integers_that_the_file_has(tmp_path: Path) -> None:
+    index = build(tmp_path, write_csv(tmp_path / "large.csv", f"index,n\na,5\nb,{2**63 + 5}\nc,5\n"))
+    assert keys_in(index, opened(index, "n")) == {5: "ac", 2**63 + 5: "b"}
+    assert keys_in(index, opened(index, "n", lambda n: n.bit_length())) == {3: "ac", 64: "b"}
+
+
 def test_unknown_values_are_an_error_or_left_out(tmp_path: Path) -> None:
     index = build(tmp_path, write_csv(tmp_path / "t.csv", "index,n\na,1\nb,\nc,1\n"))
     with pytest.raises(ConfigError, match=r"batches by 'n': row 1 has None.*unknown='drop'.*or find the values.*index measure"):

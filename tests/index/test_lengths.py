@@ -86,6 +86,12 @@ def test_values_that_are_no_lengths_are_an_error_that_names_the_row(length: str,
     assert not list(index.path.parent.glob("*.tmp"))
 
 
+def test_a_length_above_int64_is_named_as_it_is_written(tmp_path: Path) -> None:
+    index = build(tmp_path, write_csv(tmp_path / "large.csv", f"index,n\na,5\nb,{2**63 + 5}\n"))
+    with pytest.raises(ConfigError, match="row 1 has 9223372036854775813: a length"):
+        opened(index)
+
+
 def test_what_is_no_expression_and_too_many_lengths_are_refused(index: Index) -> None:
     for length in ("n, n", "n; DROP TABLE rows", "nothing_such"):
         with pytest.raises(QueryError):

@@ -92,6 +92,11 @@ def test_a_table_in_use_is_not_removed_with_the_cache(path: Path, tmp_path: Path
     locks.close_descriptor(fd)
 
 
+def test_a_column_of_integers_above_int64_is_one_of_weights(tmp_path: Path) -> None:
+    index = build(tmp_path, write_csv(tmp_path / "large.csv", f"index,n\na,{2**62}\nb,{2**63}\nc,{2**62}\n"))
+    assert drawn(index, "n", 8) == {"a": 2, "b": 4, "c": 2}
+
+
 WRONG: list[tuple[Any, type[Exception], str]] = [
     ("score", ConfigError, r"row 2 \(index='c'\) has no value .*coalesce"),
     ("coalesce(score, 0) - 7", ConfigError, r"row 1 \(index='b'\) has -1"),
