@@ -147,8 +147,8 @@ def test_init_group_fills_in_names_ratios_groups_and_batches() -> None:
     [
         ([], "no_mixing", "stream configs are empty"),
         ([{"ratio": 1}, {}], "no_mixing", r"ratio=\[1, None\]: give every stream a ratio, or none of them"),
-        ([{"ratio": 0}, {"ratio": 0}], "no_mixing", r"weights=\[0, 0\] are all 0"),
-        ([{"ratio": -1}], "no_mixing", r"weights\[0\]=-1 is out of range"),
+        ([{"ratio": 0}, {"ratio": 0}], "no_mixing", r"^ratio=\[0, 0\]: weights=\[0, 0\] are all 0"),
+        ([{"ratio": -1}], "no_mixing", r"^ratio=\[-1\]: weights\[0\]=-1 is out of range"),
         ([{"name": "a"}, {"name": "a"}], "no_mixing", r"stream names \['a'\] occur twice"),
         ([{}], "custom", r"mixing_group_id=\[None\] with mixing_strategy='custom': give one to every stream"),
         ([{"mixing_group_id": 1}] * 2, "no_mixing", r"mixing_group_id=\[1, 1\] contradicts mixing_strategy='no_mixing'"),

@@ -266,6 +266,9 @@ def _ratios(configs: Sequence[Mapping[str, Any]]) -> list[float]:
         return [1 / len(given)] * len(given)
     if len(ratios) < len(given):
         raise ConfigError(f"ratio={given}: give every stream a ratio, or none of them")
-    whole_weights(ratios)  # refuses what is no ratio
+    try:
+        whole_weights(ratios)
+    except ConfigError as error:
+        raise ConfigError(f"ratio={given}: {error}") from None
     total = sum(ratios)
     return [float(ratio / total) for ratio in ratios]
