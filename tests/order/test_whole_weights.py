@@ -57,6 +57,12 @@ def test_integers_and_fractions_are_never_simplified_as_floats_are() -> None:
     assert whole_weights(list(np.array([0.25, 0.75], np.float32))) == (1, 3)
 
 
+def test_integers_of_numpy_neither_overflow_nor_stay_in_the_weights() -> None:
+    weights = whole_weights([np.int8(100), np.float32(0.7), np.uint64(1 << 63)])  # type: ignore[list-item]  # numpy's are taken
+    assert weights == whole_weights([100, 0.7, 1 << 63])
+    assert {type(weight) for weight in weights} == {int}, "weights go into states, which are JSON"
+
+
 def test_a_tiny_share_keeps_a_part_of_the_whole() -> None:
     assert whole_weights([1 - 1e-7, 1e-7]) == (10_000_000, 1)  # sds: 1 and 0
     assert whole_weights([1.0, 1e-30])[1] == 1

@@ -1,4 +1,4 @@
-"""A mixture that is a stream of another one: what it says of a run of its own is refused."""
+"""A mixture that is a stream of another one: its weight, and what it says of a run of its own, which is refused."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sqlstream import MixedDataset, World
@@ -51,3 +52,13 @@ def test_weights_that_have_changed_are_refused(tmp_path: Path, stack: ExitStack)
     inner.reweight({"code": 1, "av": 1})
     with pytest.raises(ConfigError, match="has weights that change by step, so it cannot be a stream"):
         MixedDataset({"web": streams_of(tmp_path)["web"], "small": inner}, OUTER)
+
+
+@pytest.mark.parametrize("kind", [int, np.int64, np.float32])
+def test_its_streams_share_its_weight_whatever_kind_of_number_that_is(kind: Any, tmp_path: Path, stack: ExitStack) -> None:
+    inner = stack.enter_context(MixedDataset(streams_of(tmp_path, INNER), {"code": kind(3), "av": kind(1)}))
+    with MixedDataset({"web": streams_of(tmp_path)["web"], "small": inner}, {"web": kind(1), "small": kind(2)}) as outer:
+        assert outer.weights == {"web": 2, "small/code": 3, "small/av": 1}
+        outer.reweight({"web": kind(1), "small": kind(1)})
+        *_, change = outer.state_dict()["mixture"]["changes"]  # type: ignore[index]  # a mixture has changes
+        assert change["weights"] == {"web": 4, "small/code": 3, "small/av": 1}

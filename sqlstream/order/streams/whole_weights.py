@@ -96,6 +96,19 @@ def token_weights(weights: Sequence[Number], num_rows: Sequence[int], num_tokens
     return whole_weights(by_rows)
 
 
+def exact(name: str, value: Number) -> Fraction:
+    """Return a number as it is written, numpy's included.
+
+    Raises:
+        ConfigError: It is negative, not finite, or no number.
+    """
+    if not _is_number(value) or not math.isfinite(value) or value < 0:
+        raise ConfigError(f"{name}={value!r} is out of range: give a finite number, 0 or more")
+    if isinstance(value, Rational):  # numpy's integers have parts of their own kind, which overflow
+        return Fraction(int(value.numerator), int(value.denominator))
+    return Fraction(repr(float(value)))
+
+
 def absolute_choose(repeat: Number, size: int) -> int:
     """Return how many rows of `size` are drawn an epoch when the stream is repeated `repeat` times.
 
@@ -103,7 +116,7 @@ def absolute_choose(repeat: Number, size: int) -> int:
         >>> absolute_choose(0.29, 100)  # int(0.29 * 100) is 28
         29
     """
-    return round(_fraction("repeat", repeat) * size)
+    return round(exact("repeat", repeat) * size)
 
 
 def relative_choose(proportions: Sequence[Number], total: int) -> tuple[int, ...]:
@@ -127,16 +140,9 @@ def _is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def _fraction(name: str, value: Number) -> Fraction:
-    """Return a number that is not negative as it is written."""
-    if not _is_number(value) or not math.isfinite(value) or value < 0:
-        raise ConfigError(f"{name}={value!r} is out of range: give a finite number, 0 or more")
-    return Fraction(value) if isinstance(value, Rational) else Fraction(repr(float(value)))
-
-
 def _integers(name: str, values: Sequence[Number]) -> tuple[int, ...]:
     """Return integers in the exact proportion of numbers that are not negative, however large they are."""
-    given = [_fraction(f"{name}[{stream}]", value) for stream, value in enumerate(values)]
+    given = [exact(f"{name}[{stream}]", value) for stream, value in enumerate(values)]
     if not any(given):
         raise ConfigError(f"{name}={list(values)!r} are all 0: give at least one stream more than 0")
     scale = math.lcm(*(value.denominator for value in given))

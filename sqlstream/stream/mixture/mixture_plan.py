@@ -24,7 +24,7 @@ from sqlstream.order import (
     token_weights,
     whole_weights,
 )
-from sqlstream.order.streams.whole_weights import Number
+from sqlstream.order.streams.whole_weights import Number, exact
 from sqlstream.stream.mixture.mixing import MixtureRule, NamedWeights
 
 Scheduled: TypeAlias = tuple[int, NamedWeights]
@@ -190,7 +190,7 @@ def plan_mixture(
             groups = {share.group: number for share, number in zip(shares, given, strict=True)}
             whole = whole_of(groups, shares, by_tokens=by_tokens)
         else:
-            whole = relative_choose([_times(g, share.within) for g, share in zip(given, shares, strict=True)], total)
+            whole = relative_choose([_times(share, number) for share, number in zip(shares, given, strict=True)], total)
     else:
         chosen = [_chosen(share) for share in shares]
         hidden = [share.name for share, number in zip(shares, chosen, strict=True) if number is None]
@@ -240,7 +240,7 @@ def whole_of(weights: NamedWeights, shares: Sequence[StreamShare], *, by_tokens:
     """
     named = _named(weights, _groups(shares))
     try:
-        own = [_times(named[share.group], share.within) for share in shares]
+        own = [_times(share, named[share.group]) for share in shares]
         return token_weights(own, *_tokens(shares)) if by_tokens else whole_weights(own)
     except ConfigError as error:
         raise ConfigError(f"weights of the streams {_list(list(named))}: {error}") from None
@@ -277,11 +277,9 @@ def _chosen(share: StreamShare) -> int | None:
     return share.size if share.repeat is None or share.size is None else absolute_choose(share.repeat, share.size)
 
 
-def _times(weight: Number, within: Fraction) -> Number:
-    """Return a weight of a stream within another; one that is no number is left to whole_weights, which says so."""
-    if within == 1 or isinstance(weight, bool) or not isinstance(weight, int | float | Fraction) or not math.isfinite(weight):
-        return weight
-    return (Fraction(repr(weight)) if isinstance(weight, float) else Fraction(weight)) * within
+def _times(share: StreamShare, weight: Number) -> Number:
+    """Return the weight of a stream of that of its group."""
+    return weight if share.within == 1 else exact(f"weights[{share.group!r}]", weight) * share.within
 
 
 def _tokens(shares: Sequence[StreamShare]) -> tuple[list[int], list[int]]:
