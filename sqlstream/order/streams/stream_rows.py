@@ -33,7 +33,7 @@ class StreamRows:
     orders: tuple[Order, ...]
     """The order of each stream."""
     learning: tuple[int, ...] = field(init=False, repr=False, compare=False)
-    """Streams that learn on the way how many rows they have."""
+    """Streams that learn on the way how many rows they have, and those that have learned that they have none."""
     uneven: tuple[int, ...] = field(init=False, repr=False, compare=False)
     """Streams whose epochs may have different numbers of positions."""
     fingerprint: str = field(init=False, repr=False, compare=False)
@@ -44,7 +44,9 @@ class StreamRows:
 
     def __post_init__(self) -> None:
         """Ask the streams for their sizes."""
-        learning = tuple(stream for stream, order in enumerate(self.orders) if not is_counted(order, 0))
+        learning = tuple(
+            stream for stream, order in enumerate(self.orders) if not is_counted(order, 0) or not order.num_positions(0)
+        )
         object.__setattr__(self, "learning", learning)
         uneven = tuple(stream for stream, order in enumerate(self.orders) if isinstance(order, UnevenEpochs))
         object.__setattr__(self, "uneven", uneven)
@@ -121,11 +123,16 @@ class StreamRows:
         return self.orders[int(stream[0])].replacements(int(own_epoch[0]), int(own_position[0]), number)
 
     def needs(self, counts: Sequence[int]) -> Mapping[int, Int64Array]:
-        """Return the chunks that streams which learn their size need for so many draws of each."""
+        """Return the chunks that streams which learn their size need for so many draws of each.
+
+        A stream that is drawn and has no row is among them, without a chunk: its row source says so.
+        """
         needed: dict[int, Int64Array] = {}
         for stream in self.learning:
             order = self.orders[stream]
-            if counts[stream] and not is_counted(order, 0):
+            if counts[stream] and not order.num_positions(0):
+                needed[stream] = np.empty(0, np.int64)  # [0]
+            elif counts[stream] and not is_counted(order, 0):
                 last = min(counts[stream], order.num_positions(0)) - 1  # beyond its end: count all of it
                 for chunks in order.needs(0, last).values():
                     needed[stream] = chunks

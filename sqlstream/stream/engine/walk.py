@@ -202,6 +202,7 @@ def _settled(share: EpochShare, taken: int, recipes: Recipes) -> EpochShare:
         while needed := order.needs(share.epoch, last):
             for stream, chunks in needed.items():
                 recipes[stream].rows.count(_own_first(chunks, partition.world))
+                recipes[stream].rows.check_rows()
     num_positions = order.num_positions(share.epoch)
     if not num_positions:
         for stream in range(len(recipes)):

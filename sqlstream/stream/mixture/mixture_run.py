@@ -71,7 +71,7 @@ class MixtureRun:
         identities = [stream.schedule.identity for stream in streams.values()]
         num_parts = identities[0].num_canonical_nodes
         for name, stream in streams.items():
-            if stream.schedule.num_positions < num_parts:
+            if 0 < stream.schedule.num_positions < num_parts:  # one without rows may have no weight
                 raise ConfigError(f"stream {name!r} has fewer rows than num_canonical_nodes={num_parts}: give a lower number")
         whole = partial(whole_of, shares=[stream.share for stream in streams.values()], by_tokens=by_tokens)
         mixing = Mixing(plan.names, rule, plan.weights, whole)

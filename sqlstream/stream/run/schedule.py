@@ -316,9 +316,9 @@ class Schedule:
     def _from(self, share: EpochShare, looks_ahead: bool) -> Iterator[EpochShare]:
         while True:
             if self.is_endless and not share.partition.num_steps:
-                raise ConfigError(
-                    f"an epoch of {share.partition.num_positions} samples has no step: lower batch_size, or drop_last=False"
-                )
+                num_positions = share.partition.num_positions
+                cure = "lower batch_size, or drop_last=False" if num_positions else "loosen the filter, which keeps no row"
+                raise ConfigError(f"an epoch of {num_positions} samples has no step: {cure}")
             yield share
             if not self.is_endless and not looks_ahead:
                 return
