@@ -36,6 +36,8 @@ class World:
             ("node", "num_nodes"),
             ("worker", "num_workers"),
         ):
+            for name in (place, count):  # numpy's go into no state
+                object.__setattr__(self, name, int(getattr(self, name)))
             if not 0 <= getattr(self, place) < getattr(self, count):
                 raise ConfigError(
                     f"{place}={getattr(self, place)} does not fit {count}={getattr(self, count)}: "

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, TypeAlias
 
 from sqlstream.config.bucket_maps import AspectBuckets, BucketValue, Lengths, VideoBuckets
-from sqlstream.config.checks import check_at_least
+from sqlstream.config.checks import at_least
 from sqlstream.errors import ConfigError
 
 BucketMap: TypeAlias = AspectBuckets | Lengths | VideoBuckets | Callable[[Any], BucketValue]
@@ -93,17 +94,17 @@ class Buckets:
                 f"give one of them (they are {size!r} and {tokens!r}), which is part of the order"
             )
         if tokens is not None:
-            check_at_least("Buckets: global_batch_tokens", tokens, 1)
+            object.__setattr__(self, "global_batch_tokens", at_least("Buckets: global_batch_tokens", tokens, 1))
         elif isinstance(size, Mapping):
-            for bucket, own in size.items():
-                check_at_least(f"Buckets: global_batch_size of {bucket!r}", own, 1)
+            sizes = {bucket: at_least(f"Buckets: global_batch_size of {bucket!r}", own, 1) for bucket, own in size.items()}
+            object.__setattr__(self, "global_batch_size", sizes)
         elif size is not None:
-            check_at_least("Buckets: global_batch_size", size, 1)
+            object.__setattr__(self, "global_batch_size", at_least("Buckets: global_batch_size", size, 1))
         for name, value in (("rank_multiple", self.rank_multiple), ("tokens", self.tokens)):
             if value is not None and tokens is None:
                 raise ConfigError(f"Buckets: {name}= is for a budget: give global_batch_tokens, or leave it out")
         if self.rank_multiple is not None:
-            check_at_least("Buckets: rank_multiple", self.rank_multiple, 1)
+            object.__setattr__(self, "rank_multiple", at_least("Buckets: rank_multiple", self.rank_multiple, 1))
 
     @property
     def pads(self) -> bool:
@@ -149,15 +150,16 @@ class Buckets:
         Raises:
             ConfigError: They are not known.
         """
+        found: Any
         if self.tokens is not None:
             found = self.tokens(bucket)
         elif isinstance(self.into, AspectBuckets | VideoBuckets):
             found = self.into.tokens_of(bucket)
         else:
             found = bucket if isinstance(bucket, int) else 0
-        if isinstance(found, bool) or not isinstance(found, int) or found < 1:
+        if isinstance(found, bool) or not isinstance(found, Integral) or found < 1:
             raise ConfigError(
                 f"Buckets: the tokens of a sample of bucket {bucket!r} are {found!r}, no whole number of 1 or more: give "
                 "tokens=, a function from a bucket to its number, or global_batch_size"
             )
-        return found
+        return int(found)

@@ -45,6 +45,16 @@ def names_of(option: str, names: Sequence[str] | None, what: str = "column names
     return found
 
 
+def at_least(name: str, value: int, least: int) -> int:
+    """Return a whole number that is `least` or more as one of Python's: numpy's overflow, and JSON does not take them.
+
+    Raises:
+        ConfigError: It is below, or no whole number.
+    """
+    check_at_least(name, value, least)
+    return int(value)
+
+
 def check_at_least(name: str, value: float, least: float) -> None:
     """Raise ConfigError, with name and value, if `value` is below `least`, or no whole number although `least` is one."""
     must_be_whole = isinstance(least, int)

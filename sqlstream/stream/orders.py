@@ -14,7 +14,6 @@ from sqlstream.config import (
     OnLong,
     Packs,
     ShardUnit,
-    check_at_least,
 )
 from sqlstream.errors import ConfigError
 from sqlstream.index.buckets import BucketTable, open_buckets
@@ -147,8 +146,6 @@ def _in_buckets(
         buckets: The rows of each bucket.
         directory: Where tables of weights are kept.
     """
-    if options.epoch_size is not None:
-        check_at_least("epoch_size", options.epoch_size, 1)
     weighting = Weighting(
         len(index),
         options.epoch_size or buckets.num_rows,

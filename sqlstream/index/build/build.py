@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from sqlstream.config import IndexOptions, check_at_least
+from sqlstream.config import IndexOptions
 from sqlstream.errors import DamagedShardError, SchemaError, SourceError
 from sqlstream.index.build import select
 from sqlstream.index.build.checks import check_downloads, check_key, no_column, no_key_column
@@ -126,11 +126,8 @@ def planned(options: IndexOptions, directory: Path, remote: RemoteReader) -> Ite
     Temporary files of the plan last as long as the context.
 
     Raises:
-        ConfigError: A limit leaves nothing, or the source is nothing that an index can be made of.
+        ConfigError: The source is nothing that an index can be made of.
     """
-    for name, limit in (("max_size", options.max_size), ("max_index_files_to_use", options.max_index_files)):
-        if limit is not None:
-            check_at_least(name, limit, 1)
     sweep_dead(directory)
     room = IndexRoom(directory, options)
     roomy = RoomyReader(remote, room)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from sqlstream.config import DEFAULT_PREFETCH, SampleOptions, word_of
+from sqlstream.config import DEFAULT_PREFETCH, SampleOptions, at_least, word_of
 from sqlstream.errors import ConfigError
 from sqlstream.order import ScheduleType
 from sqlstream.stream.dataset import StreamingDataset
@@ -111,7 +111,9 @@ class MixedDataset(IteratedDataset):
             plan = plan_mixture(
                 shares, weights=weights, temperature=temperature, by_tokens=tokens is not None, stop=end, epoch_size=epoch_size
             )
-            if block is None and kind is ScheduleType.RANDOM_ORDER:
+            if block is not None:
+                block = at_least("block", block, 1)
+            elif kind is ScheduleType.RANDOM_ORDER:
                 block = SHUFFLED_BLOCK
             self._run = MixtureRun.begin(
                 {leaf.name: StreamRun(share, leaf.dataset.schedule) for leaf, share in zip(self._leaves, shares, strict=True)},

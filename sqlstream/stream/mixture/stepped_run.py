@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import get_worker_info
 
-from sqlstream.config import check_at_least
+from sqlstream.config import at_least, check_at_least
 from sqlstream.errors import ConfigError, StateError
 from sqlstream.order import Order, StepPartition, Stepped, Steps, StepShare, StreamBatches
 from sqlstream.stream.mixture.batched_streams import check_batched
@@ -66,9 +66,9 @@ class SteppedOptions:
 
     def __post_init__(self) -> None:
         """Check ranges."""
-        for name, value in (("epoch_size", self.epoch_size), ("lanes", self.lanes)):
-            if value is not None:
-                check_at_least(name, value, 1)
+        for name in ("epoch_size", "lanes"):
+            if (number := getattr(self, name)) is not None:
+                object.__setattr__(self, name, at_least(name, number, 1))
 
 
 class SteppedRun:
@@ -276,12 +276,13 @@ class SteppedRun:
             StateError: The step is handed out or planned already.
         """
         first = self._first_free()
-        if at_step is not None and at_step < first:
+        start = first if at_step is None else at_least("at_step", at_step, 0)
+        if start < first:
             raise StateError(
                 f"the weights cannot change at_step={at_step}: the first possible step is {first}, since what comes before is "
                 "handed out or planned; leave at_step out to change them there"
             )
-        self.mixing.add(0, first if at_step is None else at_step, weights)
+        self.mixing.add(0, start, weights)
 
     def _first_free(self) -> int:
         """Return the first step that no process can have planned, the same on every rank."""

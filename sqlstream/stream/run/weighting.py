@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError, StateError
 from sqlstream.index.build.lazy import LazyIndex
 from sqlstream.index.file.index import Index
@@ -290,10 +289,8 @@ def weighting_of(index: Index, directory: Path, epoch_size: int | None, weights:
             _refuse_weights(weights)
         return Weighting(index.num_rows, index.num_rows, _refuse_weights, None)
     num_rows = len(index)
-    if epoch_size is not None:
-        check_at_least("epoch_size", epoch_size, 1)
-        if num_rows == 0:
-            raise ConfigError(f"epoch_size={epoch_size} needs rows, but the index has none that the query keeps")
+    if epoch_size is not None and num_rows == 0:
+        raise ConfigError(f"epoch_size={epoch_size} needs rows, but the index has none that the query keeps")
     return Weighting(num_rows, epoch_size or num_rows, partial(open_weights, index, directory=directory), weights)
 
 

@@ -1,0 +1,90 @@
+"""Options that are whole numbers of numpy, as `len` of a frame times a share gives them: they are those of Python."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sqlstream import (
+    Buckets,
+    MixedDataset,
+    MultiStreamDataLoader,
+    StreamingDataLoader,
+    StreamingDataset,
+    StreamOptions,
+    World,
+)
+from sqlstream.errors import ConfigError
+from tests.stream.mixtures import seen, streams_of
+from tests.stream.tables import make_table
+
+Number = Callable[[int], Any]
+
+
+def table(folder: Path, **options: Any) -> StreamingDataset:
+    return StreamingDataset(make_table(folder, 40), folder / "cache", show_progress=False, **options)
+
+
+def rows(folder: Path, number: Number) -> dict[str, Any]:
+    options = {name: number(value) for name, value in (("shuffle_seed", 1), ("epoch_size", 30), ("max_size", 20))}
+    with table(folder, world=World(rank=number(1), world_size=number(2)), **options) as dataset:
+        loader = StreamingDataLoader(dataset, batch_size=number(4), collate_fn=list)
+        next(iter(loader))
+        dataset.reweight("row + 1", at_epoch=number(2))
+        loader.set_epoch(number(3))
+        return loader.state_dict() | dataset.state_dict(num_samples=number(8))
+
+
+def lazy(folder: Path, number: Number) -> dict[str, Any]:
+    with table(folder, lazy_index_chunk_size=number(8), max_size=number(20), batch_size=number(2)) as dataset:
+        return dataset.state_dict(num_samples=number(8))
+
+
+def buckets(folder: Path, number: Number) -> dict[str, Any]:
+    batches = Buckets(
+        "row % 3", global_batch_tokens=number(8), tokens=lambda bucket: number(bucket + 1), rank_multiple=number(2)
+    )
+    with table(folder, shuffle_seed=number(1), batches=batches) as dataset:
+        return dataset.state_dict()
+
+
+def mixture(folder: Path, number: Number) -> dict[str, Any]:
+    weights: Any = [(number(0), {"web": 1, "code": 1, "av": 1}), (number(4), {"web": 1, "code": 1, "av": 0})]
+    options: dict[str, Any] = {"schedule": "random_order", "block": number(10), "prefetch": 4}
+    dataset = MixedDataset(streams_of(folder), weights, epoch_size=number(6000), shuffle_seed=number(1), **options)
+    with dataset:
+        loader = StreamingDataLoader(dataset, batch_size=number(4), collate_fn=seen)
+        next(iter(loader))
+        dataset.reweight({"web": 1, "code": 2, "av": 3}, at_step=number(400))
+        return loader.state_dict()
+
+
+def chosen(folder: Path, number: Number) -> dict[str, Any]:
+    streams = streams_of(folder)
+    for stream in streams.values():
+        stream.choose = number(5)
+    with MixedDataset(streams, batch_size=number(4)) as dataset:
+        return dataset.state_dict()
+
+
+def steps(folder: Path, number: Number) -> dict[str, Any]:
+    asked = StreamOptions.init_group([{"name": "table", "ratio": 1, "batch_size": number(4)}])
+    with MultiStreamDataLoader([table(folder)], asked, epoch_size=number(5), shuffle_seed=number(1)) as loader:
+        loader.reweight({"table": 2}, at_step=number(400))
+        return loader.state_dict()
+
+
+@pytest.mark.parametrize("run", [rows, lazy, buckets, mixture, chosen, steps], ids=lambda run: run.__name__)
+def test_a_run_of_such_options_has_the_state_of_pythons_numbers(run: Callable[[Path, Number], Any], tmp_path: Path) -> None:
+    assert json.dumps(run(tmp_path, np.int32)) == json.dumps(run(tmp_path, int))
+
+
+@pytest.mark.parametrize("number", [-1, 2.5, "4"])
+def test_what_is_no_number_of_samples_is_refused(number: Any, tmp_path: Path) -> None:
+    with table(tmp_path, batch_size=2) as dataset, pytest.raises(ConfigError, match=r"num_samples=.* give 0 or more"):
+        dataset.state_dict(num_samples=number)
