@@ -84,16 +84,16 @@ from tests.stream.sources import check_bytes
 
 def main():
     src, dst, report = sys.argv[1:]
-    start, count, errors = threading._start_new_thread, 0, []
+    start, count, errors = threading.Thread.start, 0, []
 
-    def start_but_one(*arguments):
+    def start_but_one(thread):
         nonlocal count
         count += 1
         if count == refused:
             raise RuntimeError("can't start new thread")
-        return start(*arguments)
+        start(thread)
 
-    threading._start_new_thread = start_but_one
+    threading.Thread.start = start_but_one
     for refused in range(1, 100):
         count, dataset = 0, None
         try:
