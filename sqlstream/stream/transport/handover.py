@@ -13,6 +13,7 @@ trainer's, which has none in an iteration; and a read lock for each file, which 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -87,7 +88,8 @@ class Handover:
                     self._send(number, fd)
                 os.close(fd)
         for session in sessions:
-            Finalize(None, session.hand_over, args=(lambda fd: self._send(iteration, fd),), exitpriority=_PRIORITY)
+            end = Finalize(None, session.hand_over, args=(lambda fd: self._send(iteration, fd),), exitpriority=_PRIORITY)
+            atexit.register(end)  # Python 3.13 has a spawned worker end like a program, in which caches close before `end` runs
 
     def may_warn(self) -> bool:
         """Return True to one process of the dataset, once: workers of later iterations know nothing of earlier ones.
