@@ -123,6 +123,36 @@ def test_batches_come_of_one_stream_each(method: str, two: list[str]) -> None:
     assert {num_small(batch) for batch in batches} == {0, 4}
 
 
+@pytest.mark.parametrize("method", ["per_stream", "device_per_stream"])
+def test_an_epoch_of_batches_of_one_stream_has_as_many_as_hold_the_samples_that_are_asked_for(
+    method: str, two: list[str]
+) -> None:
+    streams = [Stream(local=local, proportion=share) for local, share in zip(two, (1, 3), strict=True)]
+    dataset = StreamingDataset(streams=streams, batch_size=4, batching_method=method, epoch_size=30)
+    assert len(numbers(dataset)) == len(dataset) == 32
+    assert len(StreamingDataLoader(dataset, batch_size=4)) == 8
+
+
+@pytest.mark.parametrize(
+    ("shares", "epoch_size", "want"),
+    [
+        ([{}, {}], None, [(12 / 36, 1, 12), (24 / 36, 1, 24)]),
+        ([{}, {}], 18, [(12 / 36, 0.5, 6), (24 / 36, 0.5, 12)]),
+        ([{"proportion": 3}, {"proportion": 1}], None, [(0.75, 27 / 12, 27), (0.25, 9 / 24, 9)]),
+        ([{"proportion": 3}, {"proportion": 1}], 40, [(0.75, 30 / 12, 30), (0.25, 10 / 24, 10)]),
+        ([{"repeat": 2}, {"choose": 6}], None, [(0.8, 2, 24), (0.2, 0.25, 6)]),
+    ],
+)
+def test_open_streams_say_what_their_shares_come_to(shares: Any, epoch_size: Any, want: Any, two: list[str]) -> None:
+    given = [Stream(local=local, **share) for local, share in zip(two, shares, strict=True)]
+    dataset = StreamingDataset(streams=given, batch_size=4, epoch_size=epoch_size)
+    assert [(one.proportion, one.repeat, one.choose) for one in dataset.streams] == want  # as MosaicML's do
+    assert [stream.share for stream in given] == shares, "the user's own stay as they are"
+    again = StreamingDataset(streams=dataset.streams, batch_size=4, epoch_size=epoch_size)
+    assert [(one.proportion, one.repeat, one.choose) for one in again.streams] == want
+    assert numbers(again) == numbers(dataset)
+
+
 def test_a_stratified_batch_has_its_share_of_each_stream(two: list[str]) -> None:
     streams = [Stream(local=local) for local in two]
     dataset = StreamingDataset(streams=streams, shuffle=True, batch_size=6, batching_method="stratified")

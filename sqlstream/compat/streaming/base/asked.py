@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlstream.compat.streaming.base.util import number_abbrev_to_int
@@ -69,6 +69,13 @@ class Asked:
         """Samples of an epoch, as given."""
         assert not isinstance(self.epoch_size, str), "it is parsed"
         return self.epoch_size
+
+    def in_whole_batches(self, world: World) -> Asked:
+        """Return them with an epoch of as many whole batches as hold its samples, where one stream gives all of a batch."""
+        if self.num_samples is None or self.batch_size is None or _UNITS[self.batching_method] == "sample":
+            return self
+        step_size = self.batch_size * world.world_size
+        return replace(self, epoch_size=-(-self.num_samples // step_size) * step_size)
 
     def check_sampling(self, *, is_sampled: bool) -> None:
         """Check what becomes of samples that come more or less often than once.

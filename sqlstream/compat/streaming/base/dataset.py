@@ -16,7 +16,7 @@ from sqlstream.compat.streaming.base.items import MakeItem, ReadsRows, item_of, 
 from sqlstream.compat.streaming.base.opening import Inner, Opener, shards_of
 from sqlstream.compat.streaming.base.places import place_of
 from sqlstream.compat.streaming.base.signatures import Refused
-from sqlstream.compat.streaming.base.stream import Stream, check_shares
+from sqlstream.compat.streaming.base.stream import Stream, check_shares, note_shares, with_defaults
 from sqlstream.distributed import read_world
 from sqlstream.errors import ConfigError
 from sqlstream.order.permute import Int64Array
@@ -151,8 +151,8 @@ class StreamingDataset(Array, IteratedDataset):
         default = {"split": split, "download_retry": download_retry, "download_timeout": download_timeout}
         default |= {"validate_hash": validate_hash, "keep_zip": keep_zip}
         own = Stream(**{**default, "remote": remote, "local": local, **(stream_config or {})})
-        self.streams = [_with_defaults(stream, default) for stream in streams] if streams else [own]
-        """The streams, with what the dataset says for all of them."""
+        self.streams = [with_defaults(stream, default) for stream in streams] if streams else [own]
+        """The streams, with what the dataset says for all of them, and what their shares come to."""
         self._take_over()
 
     def _take_over(self) -> None:
@@ -164,13 +164,13 @@ class StreamingDataset(Array, IteratedDataset):
         self._has_own_get_item = type(self).get_item is not StreamingDataset.get_item
         self._makes_items = self._has_own_get_item or type(self).__getitem__ is not StreamingDataset.__getitem__
         makers = [MakeItem(self, methods_of(StreamingDataset)) for _ in streams]
+        world = read_world().replicated(asked.replication or 1)
         self._opener = Opener(
-            asked=asked,
+            asked=asked.in_whole_batches(world) if len(streams) > 1 or streams[0].share else asked,
             streams=streams,
             places=[place_of(stream.remote, stream.local, stream.split) for stream in streams],
             transforms=[[one] for one in makers] if self._makes_items else [[] for _ in streams],
         )
-        world = read_world().replicated(asked.replication or 1)
         self._initial_nodes = world.num_nodes
         self._seed = asked.shuffle_seed if asked.shuffle else None
         self._batches: BatchOptions | None = None
@@ -207,6 +207,7 @@ class StreamingDataset(Array, IteratedDataset):
         per_stream = [sum(shard.samples for shard in found) for found in shards]
         self.samples_per_stream: Int64Array = np.array(per_stream, np.int64)  # [num_streams]
         self.num_samples = sum(per_stream)
+        note_shares(self.streams, per_stream, self._asked.num_samples)
 
     # -- samples by number --------------------------------------------------------------------------------------------
 
@@ -373,18 +374,3 @@ class StreamingDataset(Array, IteratedDataset):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(map(repr, self.streams))}; {self.num_samples} samples)"
-
-
-def _with_defaults(stream: Stream, default: Mapping[str, Any]) -> Stream:
-    """Return a stream with what the dataset says for those that say nothing; the user's own stays as it is.
-
-    Raises:
-        ConfigError: It is none.
-    """
-    if not hasattr(stream, "proportion"):
-        raise ConfigError(f"streams has {stream!r}, which is no stream: give Stream(remote=…, local=…)")
-    given = {name: getattr(stream, name) for name in ("remote", "local", "proportion", "repeat", "choose")}
-    for name, value in default.items():
-        own = getattr(stream, name)
-        given[name] = value if own is None or own == "" else own
-    return Stream(**given)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlstream.config.checks import check_at_least
 from sqlstream.errors import ConfigError
+from sqlstream.order import absolute_choose, relative_choose
 
 SHARES = ("proportion", "repeat", "choose")
 """What says how often a stream comes, one of them at most."""
@@ -55,6 +56,7 @@ class Stream:
         self.download_timeout = download_timeout
         self.validate_hash = validate_hash
         self.keep_zip = keep_zip
+        self._asked: dict[str, Any] | None = None
         if len(self.share) > 1:
             raise ConfigError(f"{' and '.join(self.share)} are given: at most one of proportion, repeat and choose may be")
         for name, value in self.share.items():
@@ -68,8 +70,15 @@ class Stream:
 
     @property
     def share(self) -> dict[str, Any]:
-        """What says how often it comes, by name."""
+        """What the user says of how often it comes, by name."""
+        if self._asked is not None:
+            return self._asked
         return {name: value for name in SHARES if (value := getattr(self, name)) is not None}
+
+    def note(self, *, proportion: float, repeat: float, choose: int) -> None:
+        """Note what its share comes to; what the user says of it stays."""
+        self._asked = self.share
+        self.proportion, self.repeat, self.choose = proportion, repeat, choose
 
     def __repr__(self) -> str:
         given = {"remote": self.remote, "local": self.local, "split": self.split or None} | self.share
@@ -92,3 +101,40 @@ def check_shares(streams: Sequence[Stream], epoch_size: int | None) -> None:
         raise ConfigError(f"{without!r} has no proportion, but other streams have one: give it to all of them, or to none")
     if epoch_size is not None and any(stream.share.keys() & {"repeat", "choose"} for stream in streams):
         raise ConfigError(f"epoch_size={epoch_size} and repeat= or choose= of streams say the same: leave one of them out")
+
+
+def with_defaults(stream: Stream, default: Mapping[str, Any]) -> Stream:
+    """Return a stream with what the dataset says for those that say nothing; the user's own stays as it is.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    if not isinstance(stream, Stream):
+        raise ConfigError(f"streams has {stream!r}, which is no stream: give Stream(remote=…, local=…)")
+    given = {"remote": stream.remote, "local": stream.local} | stream.share
+    for name, value in default.items():
+        own = getattr(stream, name)
+        given[name] = value if own is None or own == "" else own
+    return Stream(**given)
+
+
+def note_shares(streams: Sequence[Stream], samples: Sequence[int], epoch_size: int | None) -> None:
+    """Have the streams of a dataset say how many of its samples each has, as MosaicML's do once they are opened.
+
+    Args:
+        streams: All of them.
+        samples: Samples of each, once.
+        epoch_size: Samples of an epoch, as given.
+    """
+    asked = [stream.share for stream in streams]
+    relative = [one["proportion"] for one in asked if "proportion" in one] or (list(samples) if epoch_size else [])
+    total = epoch_size or sum(samples)
+    if relative:
+        chosen = list(relative_choose(relative, total))
+    else:
+        chosen = [
+            one.get("choose", absolute_choose(one.get("repeat", 1), size)) for one, size in zip(asked, samples, strict=True)
+        ]
+    shares = relative or chosen
+    for stream, share, number, size in zip(streams, shares, chosen, samples, strict=True):
+        stream.note(proportion=share / sum(shares), repeat=number / size, choose=number)
