@@ -3,8 +3,8 @@
     index.json + shards ── sqlstream.StreamingDataset ─┐
     several Streams ────── sqlstream.MixedDataset ─────┴── StreamingDataset: their parameters, samples, sizes and states
 
-Modules lie where theirs do: `streaming.base.util` is `sqlstream.compat.streaming.base.util`. Signatures are those of version
-0.13.0. What each parameter becomes: docs/from-mosaicml.md.
+Modules lie where theirs do: `streaming.base.util` is `sqlstream.compat.streaming.base.util`; they stand on `translation`.
+Signatures are those of version 0.13.0. What each parameter becomes: docs/from-mosaicml.md.
 
 Promises:
 - With `shuffle=False`, and no stream taken more or less often than once, samples come in their order.

@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader
 
 from sqlstream import StreamingDataset as OurDataset
 from sqlstream.compat.streaming import LocalDataset, MDSWriter, StreamingDataLoader, StreamingDataset
-from sqlstream.compat.streaming.base.items import MakeItem, methods_of
 from sqlstream.compat.streaming.base.util import clean_stale_shared_memory
+from sqlstream.compat.streaming.translation.items import MakeItem, methods_of
 from sqlstream.errors import ConfigError, TransformError
 from sqlstream.testing.servers import FaultyHttpServer
 from sqlstream.transforms.base import Chain

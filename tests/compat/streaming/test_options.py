@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 
 from sqlstream.compat.streaming import StreamingDataset
-from sqlstream.compat.streaming.base.asked import Asked
-from sqlstream.compat.streaming.base.places import place_of
 from sqlstream.compat.streaming.base.util import (
     bytes_to_int,
     get_list_arg,
@@ -17,6 +15,8 @@ from sqlstream.compat.streaming.base.util import (
     retry,
     wait_for_file_to_exist,
 )
+from sqlstream.compat.streaming.translation.asked import Asked
+from sqlstream.compat.streaming.translation.places import place_of
 from sqlstream.errors import ConfigError
 from tests.compat.streaming.kit import copied
 

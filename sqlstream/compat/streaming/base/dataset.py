@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from sqlstream.compat.streaming.base.array import Array
-from sqlstream.compat.streaming.base.asked import Asked
-from sqlstream.compat.streaming.base.items import MakeItem, ReadsRows, item_of, methods_of, offered, without_added
 from sqlstream.compat.streaming.base.opening import Inner, Opener, shards_of
-from sqlstream.compat.streaming.base.places import place_of
-from sqlstream.compat.streaming.base.signatures import Refused
 from sqlstream.compat.streaming.base.stream import Stream, check_shares, note_shares, with_defaults
+from sqlstream.compat.streaming.translation.asked import Asked
+from sqlstream.compat.streaming.translation.items import MakeItem, ReadsRows, item_of, methods_of, offered, without_added
+from sqlstream.compat.streaming.translation.places import place_of
+from sqlstream.compat.streaming.translation.signatures import Refused
 from sqlstream.distributed import read_world
 from sqlstream.errors import ConfigError
 from sqlstream.order.permute import Int64Array

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypedDict
 
 from sqlstream.compat.streaming.base.dataset import StreamingDataset
-from sqlstream.compat.streaming.base.signatures import shows_parameters_of
+from sqlstream.compat.streaming.translation.signatures import shows_parameters_of
 
 
 class Shared(TypedDict, total=False):

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlstream.compat.streaming.base.asked import Asked
-from sqlstream.compat.streaming.base.places import Place
 from sqlstream.compat.streaming.base.stream import Stream
+from sqlstream.compat.streaming.translation.asked import Asked
+from sqlstream.compat.streaming.translation.places import Place
 from sqlstream.errors import ConfigError
 from sqlstream.index.build.shards import ShardIndex
 from sqlstream.index.sources.shards.mds_shard import MdsLayout

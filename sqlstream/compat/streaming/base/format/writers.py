@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Required, TypedDict, Unpack
 
-from sqlstream.compat.streaming.base.signatures import shows_parameters_of
+from sqlstream.compat.streaming.translation.signatures import shows_parameters_of
 from sqlstream.errors import ConfigError
 from sqlstream.write import CsvWriter, JsonWriter, MdsWriter, Out, TsvWriter, WriteOptions, XsvWriter
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlstream.compat.streaming.base.util import number_abbrev_to_int
+from sqlstream.compat.streaming.translation.numbers import number_abbrev_to_int
 from sqlstream.config.checks import check_at_least
 from sqlstream.errors import ConfigError
 from sqlstream.world import World
