@@ -21,7 +21,7 @@ _LEVELS: Mapping[str, tuple[int, int, int]] = MappingProxyType(
     {"zstd": (1, 22, 3), "gz": (0, 9, 9), "br": (0, 11, 11), "bz2": (1, 9, 9)}
 )
 """Lowest and highest level, and the one without a level, as MosaicML Streaming has them; snappy has none."""
-_XXHASHES = frozenset("xxh32 xxh64 xxh128 xxh3_64 xxh3_128".split())
+XXHASHES = frozenset("xxh32 xxh64 xxh128 xxh3_64 xxh3_128".split())
 _COPIED_BYTES = 1 << 20
 """Arbitrary: bytes that are read again at a time."""
 _MEMORY_BYTES = 128 << 20
@@ -76,16 +76,22 @@ def checked_hashes(hashes: Sequence[str] | None) -> list[str]:
             f"hashes={hashes!r}: give a sorted list of names, each once, such as {sorted(set(names)) or ['sha1']!r}"
         )
     for name in names:
-        _digest(name)
+        digest_of(name)
     return names
 
 
-def _digest(algorithm: str) -> Any:
+def digest_of(algorithm: str) -> Any:
+    """Return a new digest of an algorithm, of hashlib or xxhash.
+
+    Raises:
+        ConfigError: It is not known.
+        MissingDependencyError: It needs xxhash, which is not installed.
+    """
     if algorithm in hashlib.algorithms_available and not algorithm.startswith("shake_"):  # those have no length of their own
         return hashlib.new(algorithm, usedforsecurity=False)
-    if algorithm not in _XXHASHES:
+    if algorithm not in XXHASHES:
         known = ", ".join(sorted(name for name in hashlib.algorithms_guaranteed if not name.startswith("shake_")))
-        raise ConfigError(f"hashes has {algorithm!r}, which is unknown: give names of {known}, {', '.join(sorted(_XXHASHES))}")
+        raise ConfigError(f"hashes has {algorithm!r}, which is unknown: give names of {known}, {', '.join(sorted(XXHASHES))}")
     try:
         return getattr(importlib.import_module("xxhash"), algorithm)()
     except ImportError as error:
@@ -94,7 +100,7 @@ def _digest(algorithm: str) -> Any:
 
 def write_file(path: Path, chunks: Iterable[bytes], hashes: Sequence[str]) -> tuple[int, dict[str, str]]:
     """Write a file, and return its size and its digests."""
-    digests = {name: _digest(name) for name in hashes}
+    digests = {name: digest_of(name) for name in hashes}
     with open(path, "wb", buffering=_COPIED_BYTES) as file:
         size = _write(file.write, digests.values(), chunks)
     return size, {name: digest.hexdigest() for name, digest in digests.items()}
@@ -102,7 +108,7 @@ def write_file(path: Path, chunks: Iterable[bytes], hashes: Sequence[str]) -> tu
 
 def digests_of(chunks: Iterable[bytes], hashes: Sequence[str]) -> tuple[int, dict[str, str]]:
     """Return the size and the digests of a file that is not stored."""
-    digests = {name: _digest(name) for name in hashes}
+    digests = {name: digest_of(name) for name in hashes}
     size = _write(len, digests.values(), chunks)
     return size, {name: digest.hexdigest() for name, digest in digests.items()}
 

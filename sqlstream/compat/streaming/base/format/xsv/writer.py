@@ -1,0 +1,5 @@
+"""The names of `streaming.base.format.xsv.writer`."""
+
+from sqlstream.compat.streaming.base.format.writers import CSVWriter, TSVWriter, XSVWriter
+
+__all__ = ["CSVWriter", "TSVWriter", "XSVWriter"]
