@@ -101,6 +101,23 @@ def test_steps_are_counted_on_where_other_streams_make_epochs_of_another_length(
         assert once_more.mixed.counts(20)["av"] == once_more.mixed.counts(24)["av"], "the same step of the whole run"
 
 
+def test_streams_come_only_where_all_canonical_nodes_have_come_equally_far(tmp_path: Path) -> None:
+    def make(sizes: dict[str, int]) -> Any:
+        return lambda: streams_of(tmp_path, sizes, num_canonical_nodes=2)
+
+    options: dict[str, Any] = {"weights": [1, 1], "epoch_size": 60}
+    with MixedJob(tmp_path, 1, 0, 5, make(BEFORE), **options) as job:
+        states = [state for _, state in job.states(4)]
+    with MixedJob(tmp_path, 1, 0, 5, make(AFTER), **options) as other:
+        with pytest.raises(StateError, match="after 15 samples of an epoch, which are not the same number of each of num_can"):
+            other.load(states[2], streams="continue")
+        other.load(states[3], streams="continue")
+        assert Counter(name for batch in other.epoch() for name, *_ in batch) == {"web": 20, "av": 20}
+    with MixedJob(tmp_path, 1, 0, 5, make(BEFORE), **options) as again:
+        again.load(states[2], streams="continue")  # the same streams: the run goes on as it was
+        assert len(again.epoch()) == 9
+
+
 def test_a_state_of_an_earlier_version_goes_on_where_streams_have_come(tmp_path: Path) -> None:
     with after(tmp_path) as job:
         job.load(begun(tmp_path, 6), streams="continue")

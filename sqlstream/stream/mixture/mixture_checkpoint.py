@@ -96,6 +96,8 @@ def load_mixture(
             run.settle()
         is_changed = streams is not None and (bool(anew) or not _is_as_it_was(run, state, state.mixture))
         _check(run, state, state.mixture, state.streams, goes_on=is_changed, anew=anew)
+        if is_changed:
+            _check_place(state)
     except BaseException:
         run.lanes = lanes
         run.settle()
@@ -108,8 +110,6 @@ def load_mixture(
         run.mixing.restore(state.mixture.changes)
         go_on(run.schedule, state)
         return
-    if state.share is not None or state.beyond is not None:
-        raise StateError("the state was taken within a step, so streams cannot come or go: take it from a StreamingDataLoader")
     drawn = {name: part.drawn for name, part in state.streams.items() if name not in anew}
     epoch, consumed = state.epoch, state.sample_in_epoch
     if consumed >= run.schedule.num_positions:
@@ -192,6 +192,18 @@ def _check(
     for name, part in parts.items():
         if name in run.streams and name not in anew:
             part.check(name, part_of(run.streams[name].schedule, 0, by_content=part.identity.content is not None))
+
+
+def _check_place(state: StreamState) -> None:
+    """Raise StateError if the turns of a run cannot begin anew where a state stands."""
+    if state.share is not None or state.beyond is not None:
+        raise StateError("the state was taken within a step, so streams cannot come or go: take it from a StreamingDataLoader")
+    if state.sample_in_epoch % state.num_canonical_nodes:
+        raise StateError(
+            f"the state was taken after {state.sample_in_epoch} samples of an epoch, which are not the same number of each of "
+            f"num_canonical_nodes={state.num_canonical_nodes} parts, so streams cannot come or go: take it after a step whose "
+            "sample_in_epoch they divide, or at the end of an epoch"
+        )
 
 
 def part_of(stream: Schedule, drawn: int, *, by_content: bool | None = None) -> StreamPart:
