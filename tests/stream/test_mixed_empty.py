@@ -1,4 +1,4 @@
-"""Streams of a mixture whose filters keep no row, which a lazy index finds out on the way."""
+"""Streams of a mixture that give nothing: filters keep no row, which a lazy index finds out on the way, or a share is tiny."""
 
 from __future__ import annotations
 
@@ -53,3 +53,16 @@ def test_an_iteration_without_end_over_no_row_names_the_filter(tmp_path: Path) -
     endless = Stream(stream.src, stream.dst, infinite_iteration=True, **stream.options)
     with endless.open(None, None) as dataset, pytest.raises(ConfigError, match="0 samples has no step: loosen the filter"):
         list(dataset)
+
+
+def test_a_proportion_of_which_nothing_is_left_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    given = streams_of(tmp_path)
+    for stream, proportion in zip(given.values(), (0.995, 0.004, 0.0), strict=True):
+        stream.proportion = proportion
+    with MixedDataset(given) as dataset:
+        assert dataset.weights == {"web": 72, "code": 0, "av": 0}
+    assert "streams 'code' never come: their proportion of an epoch of 72 samples, rounded, is none" in caplog.text
+    caplog.clear()
+    with MixedDataset(given, epoch_size=1000) as dataset:
+        assert dataset.weights == {"web": 996, "code": 4, "av": 0}
+    assert not caplog.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,13 +19,15 @@ from sqlstream.stream.mixed.pipeline import MixedPipeline
 from sqlstream.stream.mixed.streams import Leaf, StreamSpec, open_leaves
 from sqlstream.stream.mixture.mixing import MixtureRule, NamedWeights
 from sqlstream.stream.mixture.mixture_checkpoint import load_mixture, save_mixture
-from sqlstream.stream.mixture.mixture_plan import MixtureUnit, MixtureWeights, Stop, plan_mixture
+from sqlstream.stream.mixture.mixture_plan import MixtureUnit, MixtureWeights, PlannedMixture, Stop, StreamShare, plan_mixture
 from sqlstream.stream.mixture.mixture_run import MixtureRun, PlannedStep, StreamRun
 from sqlstream.stream.run.order_options import BatchOptions, Layout, OrderOptions
 from sqlstream.stream.run.reweighting import reweight
 from sqlstream.stream.run.shares import PLANNED_TOGETHER, planned_together
 from sqlstream.transforms.stream_name import STREAM
 from sqlstream.world import World
+
+logger = logging.getLogger(__name__)
 
 SHUFFLED_BLOCK = 1024
 """Turns of a block of `random_order`: a drift of some 24 draws, and nearly the variance of independent ones."""
@@ -111,6 +114,7 @@ class MixedDataset(IteratedDataset):
             plan = plan_mixture(
                 shares, weights=weights, temperature=temperature, by_tokens=tokens is not None, stop=end, epoch_size=epoch_size
             )
+            _warn_of_lost(shares, plan)
             if block is not None:
                 block = at_least("block", block, 1)
             elif kind is ScheduleType.RANDOM_ORDER:
@@ -335,6 +339,17 @@ def _check_schedule(schedule: ScheduleType, unit: MixtureUnit, stop: Stop | None
         raise ConfigError(f"schedule={schedule.value!r} needs a seed: give shuffle_seed=")
     if stop is Stop.NEVER and order.is_endless:
         raise ConfigError("stop='never' and infinite_iteration=True say the same: leave one of them out")
+
+
+def _warn_of_lost(shares: Sequence[StreamShare], plan: PlannedMixture) -> None:
+    """Say which streams have a proportion of which nothing is left in an epoch."""
+    lost = [share.name for share, weight in zip(shares, plan.weights, strict=True) if share.proportion and not weight]
+    if lost:
+        logger.warning(
+            "streams %s never come: their proportion of an epoch of %d samples, rounded, is none. Give the mixture weights=, "
+            "which hold over epochs, or a larger epoch_size=",
+            *(", ".join(map(repr, lost)), sum(plan.weights)),
+        )
 
 
 def _named(sample: Any, name: str) -> Any:
