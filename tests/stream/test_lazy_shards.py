@@ -448,6 +448,26 @@ def test_tables_that_are_damaged_are_found_again(damage: str, src: str, tmp_path
         assert [sample["__row__"] for sample in dataset] == rows
 
 
+@pytest.mark.parametrize("what", ["members", "kept"])
+@pytest.mark.parametrize("number", range(4), ids=["offset", "size", "checksum", "count"])
+def test_numbers_of_what_was_found_of_a_shard_that_are_damaged_count_for_nothing(
+    what: str, number: int, src: str, tmp_path: Path
+) -> None:
+    """A bit of any of them, low or high: rows come as before, and the dataset knows how many there are."""
+    where = "jpg > 0"
+    with lazily(src, tmp_path, where=where) as dataset:
+        rows = [sample["__row__"] for sample in dataset]
+    (path,) = (tmp_path / "cache" / "index").glob(f"*.{what}")
+    whole = path.read_bytes()
+    for shard, at in ((0, 0), (0, 7), (3, 0), (3, 7)):
+        data = bytearray(whole)
+        data[32 * shard + 8 * number + at] ^= 2
+        path.write_bytes(data)
+        with lazily(src, tmp_path, where=where) as dataset:
+            assert [sample["__row__"] for sample in dataset] == rows
+            assert len(dataset) == len(rows)
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [

@@ -1,13 +1,15 @@
 """What is found out about the chunks of a lazy index as they are read: a count and some bytes for each, in one growing file.
 
 All processes of the node share the file. Four numbers a chunk are at its start, and mapped; bytes are appended behind them. Who
-reads a chunk appends its bytes, then writes where they are with their checksum, its count last: what is torn by a power cut
-counts as not known. Two who read the same chunk find the same; the bytes of one of them are then never looked at. A table of
-SQLite was rejected: it is written by many processes, and a descriptor that one of them closes frees the locks of the others.
+reads a chunk appends its bytes, then writes where they are with their checksum, its count last: what is torn by a power cut, or
+damaged before a process opens the file, counts as not known. Two who read the same chunk find the same; the bytes of one of
+them are then never looked at. A table of SQLite was rejected: it is written by many processes, and a descriptor that one of
+them closes frees the locks of the others.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import zlib
 from pathlib import Path
@@ -16,9 +18,11 @@ from typing import NamedTuple
 import numpy as np
 
 from sqlstream.errors import IndexDatabaseError
-from sqlstream.index.file.intact import check_plain
+from sqlstream.index.file.intact import CHECKED_BYTES, check_plain
 from sqlstream.order.permute import Int64Array
 from sqlstream.process import locks
+
+logger = logging.getLogger(__name__)
 
 _NUMBERS = 4
 _OFFSET, _SIZE, _CHECKSUM, _COUNT = range(_NUMBERS)
@@ -64,16 +68,17 @@ class FoundChunks:
 
     def find(self, chunk: int) -> Found | None:
         """Return what is known of a chunk; None: nothing."""
-        offset, size, checksum, count = map(int, self._numbers()[chunk])
-        if not count:
+        if not (count := int(self._numbers()[chunk, _COUNT])):  # before the others: it is written last
             return None
+        offset, size, checksum = map(int, self._numbers()[chunk, :_COUNT])
         with locks.uninterrupted():
             fd = locks.open_descriptor(self.path, os.O_RDONLY)
             try:
-                data = os.pread(fd, size, offset)
+                is_within = offset + size <= os.fstat(fd).st_size  # else damaged numbers would be asked of the kernel
+                data = os.pread(fd, size, offset) if is_within else b""
             finally:
                 locks.close_descriptor(fd)
-        return Found(count - 1, data) if checksum == _checksum(offset, count, data) else None
+        return Found(count - 1, data) if is_within and checksum == _checksum(offset, count, data) else None
 
     def forget(self, chunk: int) -> None:
         """Note that nothing is known of a chunk: what was is damaged."""
@@ -105,7 +110,22 @@ class FoundChunks:
             if self.path.stat().st_size < self.size_bytes(self._num_chunks):
                 raise IndexDatabaseError(f"{self.path} has another length than its index says: remove it, it is made again")
             self._map = np.memmap(self.path, "<u8", "r+", shape=(self._num_chunks, _NUMBERS))  # [num_chunks, 4]
+            self._forget_damaged()
         return self._map
+
+    def _forget_damaged(self) -> None:
+        """Forget what is not as it was written, up to `CHECKED_BYTES`: orders go by the counts, and never ask for the bytes."""
+        assert self._map is not None
+        if self.path.stat().st_size > CHECKED_BYTES:
+            return
+        content = self.path.read_bytes()
+        for chunk in np.flatnonzero(self._map[:, _COUNT]).tolist():
+            offset, size, checksum, count = map(int, self._map[chunk])
+            if checksum == _checksum(offset, count, content[offset : offset + size]):
+                continue
+            if self.is_found(chunk) and self.find(chunk) is None:  # it was not written only now
+                logger.warning("%s is damaged: what it says of chunk %d is found out again", self.path, chunk)
+                self.forget(chunk)
 
 
 class FoundRows:

@@ -1,19 +1,23 @@
 """Which rows of a lazy index its filter keeps, as far as it has been run: counts by chunk, and one bit a row, on disk.
 
 All processes of the node map the same file. Who filters a chunk writes its bits, then its count with their checksum: what is
-torn by a power cut counts as not known. Two who filter the same chunk write the same.
+torn by a power cut, or damaged before a process opens the file, counts as not known. Two who filter the same chunk write
+the same.
 """
 
 from __future__ import annotations
 
+import logging
 import zlib
 from pathlib import Path
 
 import numpy as np
 
 from sqlstream.errors import IndexDatabaseError
-from sqlstream.index.file.intact import check_plain
+from sqlstream.index.file.intact import CHECKED_BYTES, check_plain
 from sqlstream.order.permute import Int64Array
+
+logger = logging.getLogger(__name__)
 
 _COUNT_SHIFT = 32
 
@@ -48,12 +52,10 @@ class KeptRows:
 
     def offsets(self, chunk: int) -> Int64Array | None:
         """Return the kept rows of a chunk, counted from its first; None when they are not known: [n]."""
-        word = int(self._words()[chunk])
-        bits = self._bits(chunk)
-        if word >> _COUNT_SHIFT == 0 or zlib.crc32(bits.tobytes()) != word & 0xFFFF_FFFF:
+        if not self._is_intact(chunk):
             return None
-        kept = np.flatnonzero(np.unpackbits(bits, count=int(self._num_rows[chunk]), bitorder="little")).astype(np.int64)
-        return kept if len(kept) + 1 == word >> _COUNT_SHIFT else None
+        bits = np.unpackbits(self._bits(chunk), count=int(self._num_rows[chunk]), bitorder="little")  # [rows of the chunk]
+        return np.flatnonzero(bits).astype(np.int64)
 
     def write(self, chunk: int, offsets: Int64Array) -> None:
         """Note which rows of a chunk are kept."""
@@ -69,7 +71,22 @@ class KeptRows:
             if self.path.stat().st_size != self.size_bytes(self._num_rows):
                 raise IndexDatabaseError(f"{self.path} has another length than its index says: remove it, it is made again")
             self._map = np.memmap(self.path, np.uint8, "r+")
+            if self._map.size <= CHECKED_BYTES:
+                self._forget_damaged()
         return self._map
+
+    def _forget_damaged(self) -> None:
+        """Forget what is not as it was written: orders go by the counts, and never ask for the bits."""
+        for chunk in np.flatnonzero(self._words()).tolist():
+            if not self._is_intact(chunk):
+                logger.warning("%s is damaged: what it says of chunk %d is found out again", self.path, chunk)
+                self._words()[chunk] = 0
+
+    def _is_intact(self, chunk: int) -> bool:
+        """Return whether a chunk is filtered, and its count and bits are as they were written."""
+        count, checksum = divmod(int(self._words()[chunk]), 1 << _COUNT_SHIFT)
+        bits = self._bits(chunk).tobytes()
+        return count > 0 and zlib.crc32(bits) == checksum and int.from_bytes(bits, "little").bit_count() + 1 == count
 
     def _words(self) -> np.ndarray:
         return self._mapped()[: 8 * len(self._num_rows)].view("<u8")
