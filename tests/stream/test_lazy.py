@@ -23,6 +23,7 @@ from sqlstream.errors import (
     ObjectChangedError,
     QueryError,
     SourceChangedError,
+    SourceError,
     UnknownLengthError,
 )
 from sqlstream.index.build.lazy import ChunkRows
@@ -122,6 +123,23 @@ def test_the_disk_stays_within_the_limit_and_evicted_chunks_come_again(
 def test_a_chunk_larger_than_the_limit_says_what_it_needs(src: str, tmp_path: Path) -> None:
     with lazily(src, tmp_path / "cache", cache_limit=8192) as dataset, pytest.raises(CacheFullError, match="raise cache_limit"):
         next(iter(dataset))
+
+
+def test_an_error_about_a_chunk_whose_copy_is_damaged_says_how_to_have_it_fetched_again(
+    server: FaultyHttpServer, tmp_path: Path
+) -> None:
+    pq.write_table(table(), tmp_path / "rows.parquet", row_group_size=CHUNK_ROWS, compression="zstd")
+    server.objects[PATH] = (tmp_path / "rows.parquet").read_bytes()
+    with lazily(server.url + PATH, tmp_path / "cache") as dataset:
+        wanted = ids(iter(dataset))
+    for path in (tmp_path / "cache" / "data").rglob("*.parquet"):
+        path.write_bytes(bytes(path.stat().st_size))
+    with lazily(server.url + PATH, tmp_path / "cache") as dataset:
+        with pytest.raises(SourceError, match=r"rows\.parquet cannot be read: .*its copy is not: `sqlstream cache clear`"):
+            list(dataset)
+        dataset.cache.clear()
+    with lazily(server.url + PATH, tmp_path / "cache") as dataset:
+        assert ids(iter(dataset)) == wanted
 
 
 def test_small_row_groups_come_together(server: FaultyHttpServer, tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ class ParquetChunks:
         place, part = self.place_of(number, store), self._part(source)
         name = urls.redact(place.file.url)
         with place.opened(files) as opened:
-            table = over(part, RowGroupTable(self._footer(source, store), name, opened, groups))
+            table = over(part, RowGroupTable(self._footer(source, store), name, opened, groups, is_copied=bool(place.spans)))
             own = set(table.schema().names)
             return as_one(table.batches([column.name for column in store.columns if column.name in own]), name)
 

@@ -33,6 +33,7 @@ _BYTES_AT_A_TIME = 64 << 20  # of some columns of row groups, in memory; arbitra
 _MEDIA = frozenset(("Image", "Audio", "Video"))
 """Features of Hugging Face's `datasets` that are files."""
 _CURE = "If it was cut short while it was written or copied, write it again"
+_CURE_OF_COPY = f"{_CURE}; where the file itself is whole, its copy is not: `sqlstream cache clear` has it fetched again"
 
 
 def read_footer(file: SourceFile, remote: RemoteReader) -> bytes:
@@ -106,12 +107,20 @@ class RowGroupTable:
         name: The file, for errors.
         source: Its bytes.
         groups: Which row groups.
+        is_copied: Its bytes are a copy in the cache.
     """
 
     def __init__(
-        self, metadata: pq.FileMetaData, name: str, source: ByteSource | None = None, groups: range = range(0)
+        self,
+        metadata: pq.FileMetaData,
+        name: str,
+        source: ByteSource | None = None,
+        groups: range = range(0),
+        *,
+        is_copied: bool = False,
     ) -> None:
         self._metadata, self._name, self._source, self._groups = metadata, name, source, groups
+        self._cure = _CURE_OF_COPY if is_copied else _CURE
 
     def schema(self) -> pa.Schema:
         """Return the columns as the footer says."""
@@ -120,7 +129,7 @@ class RowGroupTable:
 
     def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield the rows."""
-        with arrow_errors(self._name, _CURE):  # without threads: it runs in workers that were forked
+        with arrow_errors(self._name, self._cure):  # without threads: it runs in workers that were forked
             yield from parquet_batches(self._opened, self._groups, names, self._name, use_threads=False)
 
     def _opened(self, folded: list[str]) -> pq.ParquetFile:
