@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import sqlite3
+import sys
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -18,10 +21,12 @@ from sqlstream.cli.main import main
 from sqlstream.cli.measure import Measure, Share, measure_columns
 from sqlstream.errors import ConfigError, TransformError
 from tests.cli.commands import in_process
+from tests.processes import COMMANDS, in_child, is_alive, wait_until
 
 MODULE = """
 import os
 import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +76,10 @@ def huge(sample):
 
 def dies(sample):
     os.kill(os.getpid(), signal.SIGKILL)
+
+def waits(sample):
+    Path(f"{os.getpid()}.waits").touch()
+    time.sleep(3600)
 """
 
 
@@ -153,6 +162,37 @@ def test_a_run_that_was_stopped_goes_on_with_the_parts_that_are_missing(folder: 
     assert len(asked(folder)) - before == 90 - 40
     assert pq.read_table(path).equals(expected)
     assert not parts.exists()
+
+
+@pytest.mark.parametrize(("event", "place"), [("os.rename", 1), ("shutil.rmtree", 0)])
+def test_a_run_that_is_killed_as_its_table_comes_leaves_nothing_beside_it(
+    event: str, place: int, folder: Path, measured: Any
+) -> None:
+    def hook(happened: str, args: tuple[Any, ...]) -> None:
+        if happened == event and Path(args[place]).parent.name == "measured":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def be_killed() -> None:
+        sys.addaudithook(hook)
+        measured("count")
+
+    assert in_child(be_killed) == -signal.SIGKILL
+    path = Path(measured("count")["path"])
+    assert [left.name for left in path.parent.iterdir()] == [path.name]
+    assert pq.read_table(path).num_rows == 90
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_processes_end_with_the_one_that_is_killed(number: signal.Signals, folder: Path) -> None:
+    words = ["index", "measure", "t.parquet", "cache", "--column", "n", "--on", "id", "--num-workers", "1"]
+    run = COMMANDS.start(main, *words, "--transform", f"{module_of(folder)}:waits", directory=folder)
+    assert wait_until(lambda: any(folder.glob("*.waits")))
+    (worker,) = (int(path.stem) for path in folder.glob("*.waits"))
+    os.kill(run.pid, number)
+    if not (is_over := wait_until(lambda: not is_alive(worker), 60)):
+        os.kill(worker, signal.SIGKILL)
+    assert run.finish().returncode == -number
+    assert is_over
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import threading
+import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 _MADE_OF = "sqlstream.measured"
 """What a table says of itself in its metadata: a fingerprint of rows, columns, function and key."""
+_LOOK_SECONDS = 2.0
+"""How often a process of the pool looks whether the one that gives it work lives; as helpers do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +124,8 @@ def measure_columns(
         if share is None:
             _check_whole(measure, num_rows)
             _merge(measure, path, fingerprint(facts))
+    if share is None:  # also those that a run which was killed behind its table has left
+        shutil.rmtree(parts, ignore_errors=True)
     return {
         "path": str(path),
         "on": on,
@@ -215,7 +221,7 @@ def _run(measure: Measure, bounds: list[tuple[int, int]], num_workers: int) -> I
         if num_workers:
             context = get_context("fork")
             pool = stack.enter_context(
-                ProcessPoolExecutor(min(num_workers, max(1, len(missing))), context, _begin_worker, (measure,))
+                ProcessPoolExecutor(min(num_workers, max(1, len(missing))), context, _begin_worker, (measure, os.getpid()))
             )
             found = pool.map(_measure_in_worker, missing)
         else:
@@ -236,9 +242,17 @@ _worker: tuple[Measure, StreamingDataset] | None = None
 """What a process of the pool measures, and the dataset that it has opened."""
 
 
-def _begin_worker(measure: Measure) -> None:
+def _begin_worker(measure: Measure, parent_pid: int) -> None:
     global _worker
+    threading.Thread(target=_end_with, args=(parent_pid,), name="parent", daemon=True).start()
     _worker = (measure, measure.open())
+
+
+def _end_with(parent_pid: int) -> None:
+    """End this process when its parent has died: it would wait for work for ever, since its siblings keep the pool's pipes."""
+    while os.getppid() == parent_pid:
+        time.sleep(_LOOK_SECONDS)
+    os._exit(1)
 
 
 def _measure_in_worker(bound: tuple[int, int]) -> MeasuredPart:
@@ -247,7 +261,7 @@ def _measure_in_worker(bound: tuple[int, int]) -> MeasuredPart:
 
 
 def _merge(measure: Measure, path: Path, made_of: str) -> None:
-    """Write all parts as one table, in the order of their rows, and remove them.
+    """Write all parts as one table, in the order of their rows.
 
     Raises:
         TransformError: Parts have values of different types.
@@ -265,9 +279,8 @@ def _merge(measure: Measure, path: Path, made_of: str) -> None:
             "--overwrite"
         ) from error
     schema = schema.with_metadata({_MADE_OF: made_of})
-    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    temporary = parts / f"{uuid.uuid4().hex[:8]}.tmp"  # what a kill leaves of it goes with the parts
     with pq.ParquetWriter(temporary, schema) as writer:
         for file in files:
             writer.write_table(pq.read_table(file).cast(schema))
     os.replace(temporary, path)
-    shutil.rmtree(parts, ignore_errors=True)
