@@ -158,6 +158,11 @@ def test_locks_that_do_not_work_are_noticed(directory: Path, monkeypatch: pytest
     assert not list((directory / "index").iterdir())
 
 
+def test_a_directory_that_takes_no_file_to_lock_is_named_with_the_cure(directory: Path) -> None:
+    with pytest.raises(CacheDirectoryError, match=r"cannot create and lock files in .* \(No such file.*\): .*makes it again"):
+        layout.check_locks(directory / "index")
+
+
 @pytest.mark.parametrize(
     "url", ["s3://bucket/cache", "S3://bucket/cache", "gs://b", "file:///cache", "FILE:/cache", "a::s3://b/c"]
 )

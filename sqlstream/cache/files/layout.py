@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sqlstream.cache.model.refs import BLOCK_BYTES
-from sqlstream.disk_room import lack_of_inodes
+from sqlstream.disk_room import cure_of, lack_of_inodes
 from sqlstream.errors import CacheDirectoryError, CacheDiskError, ConfigError
 from sqlstream.process import interrupts, locks
 from sqlstream.storage.base import urls
@@ -70,7 +70,7 @@ def check_locks(directory: Path) -> None:
             works = locks.try_lock(first) and not locks.try_lock(second)
         except OSError as error:
             raise CacheDirectoryError(
-                f"cannot create and lock files in {directory}: {error.strerror}{lack_of_inodes(directory)}"
+                f"cannot create and lock files in {directory} ({error.strerror}{lack_of_inodes(directory)}): {cure_of(error)}"
             ) from error
         finally:
             path.unlink(missing_ok=True)
