@@ -14,6 +14,7 @@ _CURES = {
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise `ulimit -n`"),
     **dict.fromkeys((errno.EACCES, errno.EPERM), "give the user of this process the right to read and write there"),
     errno.EROFS: "mount that disk writable",
+    errno.EFBIG: "raise `ulimit -f`, or give a file system that takes files of that size",
     errno.ENOENT: "a folder of the cache was removed meanwhile; the next use makes it again. Remove none while it is used",
 }
 _FEW_INODES = 16  # arbitrary: as many as others may give back before the message is made

@@ -302,6 +302,7 @@ def test_case_19_a_limit_on_the_size_of_files_is_a_clear_error(directory: Path, 
     urls = [f"{server.url}/o/{i}.bin" for i in range(2)]
     (message,) = stage.run_all(read_with_small_files, [(directory, urls)])
     assert f"cannot write {urls[0]}" in message
+    assert "File too large. Raise `ulimit -f`" in message
     check_invariants(directory, at_rest=True)
 
 
