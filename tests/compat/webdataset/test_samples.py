@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.data import DataLoader
 
 import sqlstream.compat.webdataset as wds
 from sqlstream.errors import ConfigError, DamagedShardError, DecodeError, ObjectNotFoundError, SourceError
@@ -113,6 +114,8 @@ def test_files_of_which_none_is_selected_are_an_error_unless_that_is_not_looked_
     with opened(urls, tmp_path, select_files=lambda _: False, empty_check=False) as dataset:
         assert list(dataset) == []
     with opened(urls, tmp_path, select_files=lambda name: name.startswith(KEYS[-1])) as dataset:
+        for num_workers in (2, 1):  # one of two has none of what is kept
+            assert len(list(DataLoader(dataset, batch_size=None, num_workers=num_workers))) == 1
         assert [sample["__key__"] for sample in dataset] == [KEYS[-1]]
         assert list(dataset.select(lambda _: False)) == []
 
