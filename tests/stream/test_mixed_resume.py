@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,11 @@ def test_streams_come_only_where_all_canonical_nodes_have_come_equally_far(tmp_p
     with MixedJob(tmp_path, 1, 0, 5, make(BEFORE), **options) as again:
         again.load(states[2], streams="continue")  # the same streams: the run goes on as it was
         assert len(again.epoch()) == 9
+
+
+def test_weights_by_step_may_be_lists_as_configuration_files_have_them(tmp_path: Path) -> None:
+    with after(tmp_path) as job, after(tmp_path, weights=json.loads(json.dumps(WEIGHTS))) as other:
+        assert list(other.mixed.plan(0, 24)) == list(job.mixed.plan(0, 24))
 
 
 def test_a_state_of_an_earlier_version_goes_on_where_streams_have_come(tmp_path: Path) -> None:

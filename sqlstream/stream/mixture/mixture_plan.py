@@ -221,7 +221,7 @@ def scheduled(weights: MixtureWeights, names: Sequence[str]) -> list[Scheduled]:
     if isinstance(weights, Mapping):
         return [(0, _named(weights, names))]
     items = list(weights)
-    if not all(isinstance(item, tuple) and len(item) == 2 and isinstance(item[1], Mapping) for item in items):
+    if not all(isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[1], Mapping) for item in items):
         if len(items) != len(names):
             raise ConfigError(f"weights={items} are {len(items)} for {len(names)} streams ({_list(names)}): give one for each")
         return [(0, dict(zip(names, items, strict=True)))]  # type: ignore[arg-type]  # numbers, as whole_weights checks
