@@ -25,9 +25,9 @@ from sqlstream.index.file.intact import is_there
 from sqlstream.index.file.workplace import Workplace, build_once
 from sqlstream.index.sorted_rows import LAYOUT_VERSION, SortedRows, checked_ids, numbers_by_id, selected, write_sorted_rows
 from sqlstream.index.sql.expressions import one_expression, rows_of
-from sqlstream.index.sql.numbers import numbers_of
 from sqlstream.index.sql.sandbox import Sandbox
 from sqlstream.index.types.models import FORMAT_VERSION, ROW, fingerprint, quote
+from sqlstream.index.types.values import numbers_of
 from sqlstream.order.permute import Int64Array
 from sqlstream.progress import progress
 

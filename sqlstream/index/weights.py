@@ -27,9 +27,9 @@ from sqlstream.index.file.npy import finish_npy, load_npy, write_header
 from sqlstream.index.file.workplace import Workplace, build_once
 from sqlstream.index.sorted_rows import checked_ids
 from sqlstream.index.sql.expressions import one_expression, rows_of
-from sqlstream.index.sql.numbers import numbers_of
 from sqlstream.index.sql.sandbox import Sandbox
 from sqlstream.index.types.models import FORMAT_VERSION, ROW, fingerprint, quote
+from sqlstream.index.types.values import numbers_of
 from sqlstream.order.permute import Int64Array
 from sqlstream.order.weights import WEIGHTS_VERSION, scale_of, scale_weights
 from sqlstream.progress import progress

@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sqlstream.index.sql.dialect import tokens
 from sqlstream.index.sql.moments import compared_with, computed_names, is_moment, words_of
 from sqlstream.index.sql.sqlglot_import import load_sqlglot
 from sqlstream.index.types.models import Column
-from sqlstream.index.types.values import unsigned_back
 
 if TYPE_CHECKING:
     from sqlglot import exp
@@ -49,11 +48,6 @@ def stored_as(column: Column) -> str | None:
         return "blob"
     match = _DECIMAL.match(column.type)
     return "text" if match is not None and int(match[1]) > _EXACT_DIGITS else None
-
-
-def numbers_of(column: Column, values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the numbers that values of a column, as the index file has them, stand for."""
-    return tuple(map(unsigned_back, values)) if column.type == "uint64" else values
 
 
 def computed_with(statement: str, columns: Sequence[Column]) -> list[Column]:

@@ -259,6 +259,11 @@ def unsigned_back(stored: Any) -> object:
     return int.from_bytes(stored, "big") if isinstance(stored, bytes) else stored
 
 
+def numbers_of(column: Column, values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the numbers that values of a column, as the index file has them, stand for."""
+    return tuple(map(unsigned_back, values)) if column.type == "uint64" else values
+
+
 def _decimals(array: Any, kind: Any) -> Encoded:
     return Encoded([None if value is None else _decimal(value) for value in array.cast(kind).to_pylist()])
 

@@ -201,8 +201,11 @@ def _settled(share: EpochShare, taken: int, recipes: Recipes) -> EpochShare:
             last = min(last, (int(positions.max()) // partition.step_size + 1) * partition.step_size - 1)
         while needed := order.needs(share.epoch, last):
             for stream, chunks in needed.items():
-                recipes[stream].rows.count(_own_first(chunks, partition.world))
-                recipes[stream].rows.check_rows()
+                rows = recipes[stream].rows
+                if chunks.size:
+                    rows.count(_own_first(chunks, partition.world))
+                else:  # it is drawn, and has no row
+                    rows.check_rows()
     num_positions = order.num_positions(share.epoch)
     if not num_positions:
         for stream in range(len(recipes)):
