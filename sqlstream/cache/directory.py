@@ -44,6 +44,7 @@ class CacheDirectory:
             refill=lambda connection: rebuild.refill(connection, disk),
             is_there=disk.is_there,
             on_full=lambda: emergency.give_room(disk),
+            is_short=lambda: disk.kept_bytes > 0,
         )
         self.ledger = Ledger(database)
         self.tuning = tuning or CacheTuning()

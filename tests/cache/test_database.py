@@ -187,12 +187,16 @@ def test_the_wal_stays_small(path: Path) -> None:
     database.close()
 
 
-def test_the_wal_of_a_disk_that_is_nearly_full_stays_smaller(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_told", [False, True], ids=["by statistics", "by the one that opens it"])
+def test_the_wal_of_a_disk_that_is_nearly_full_stays_smaller(
+    path: Path, monkeypatch: pytest.MonkeyPatch, *, is_told: bool
+) -> None:
     """Objects are evicted for what it takes there."""
-    database = Database(path)
+    database = Database(path, is_short=lambda: is_told)
     database.read("SELECT 1")
-    status = Mock(f_bavail=1, f_frsize=4096, f_files=1 << 20, f_favail=1 << 20)
-    monkeypatch.setattr(os, "statvfs", lambda _: status)
+    if not is_told:
+        status = Mock(f_bavail=1, f_frsize=4096, f_files=1 << 20, f_favail=1 << 20)
+        monkeypatch.setattr(os, "statvfs", lambda _: status)
     for i in range(20):
         with database.write_transaction() as connection:
             connection.execute("INSERT INTO failure VALUES (?, ?, 1, 1, NULL, NULL)", (f"{i}", "x" * 200_000))

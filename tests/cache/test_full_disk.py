@@ -17,6 +17,7 @@ import pytest
 
 from sqlstream import StreamingDataLoader, StreamingDataset
 from sqlstream.cache import Cache
+from sqlstream.cache.files.disk import LEDGER_ROOM_BYTES, Disk
 from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.errors import CacheDiskError, MissingDependencyError
 from sqlstream.testing.invariants import violations
@@ -147,6 +148,37 @@ def as_they_are(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return samples
 
 
+def mounted(tmp_path: Path, options: str) -> Path:
+    """Return a small file system, which the caller unmounts."""
+    mount = tmp_path / "small"
+    mount.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", mount], capture_output=True, check=False).returncode:
+        pytest.skip("needs root, to mount a tmpfs")
+    return mount
+
+
+def test_objects_leave_the_ledger_its_room_under_a_quota_too(tmp_path: Path) -> None:
+    """They took it: SQLite could write nothing any more, no download could be counted as ended, and no file be evicted."""
+    mount = mounted(tmp_path, "size=24m")
+    try:
+        disk = Disk(mount / "cache")
+        disk.open(create=True)
+        part = disk.create_part(b"\1" * 16)
+        disk.allocate(part, 1 << 20)
+        os.pwrite(part.fd, b"written", 0)
+        disk.drop_ballast()
+        too_much = disk.free_bytes() + (1 << 20) - LEDGER_ROOM_BYTES // 2
+        with as_quota():
+            with pytest.raises(OSError, match=f"beside {LEDGER_ROOM_BYTES} bytes for the ledger"):
+                disk.allocate(part, too_much)
+            assert os.fstat(part.fd).st_size == 1 << 20
+            assert os.pread(part.fd, 7, 0) == b"written"
+            disk.allocate(part, too_much - LEDGER_ROOM_BYTES)
+        disk.discard_parts([part])
+    finally:
+        subprocess.run(["umount", "--lazy", mount], check=True)
+
+
 @pytest.mark.parametrize(
     ("options", "size", "num_workers", "is_quota"),
     [
@@ -166,10 +198,7 @@ def as_they_are(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_what_is_fetched_ahead_gives_way_on_a_disk_that_has_less_room_than_the_window(
     tmp_path: Path, server: FaultyHttpServer, options: str, size: int, num_workers: int, is_quota: bool
 ) -> None:
-    mount = tmp_path / "small"
-    mount.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", mount], capture_output=True, check=False).returncode:
-        pytest.skip("needs root, to mount a tmpfs")
+    mount = mounted(tmp_path, options)
     server.objects.update(objects([size] * NUM_STREAMED))
     table = tmp_path / "t.csv"
     table.write_text("row,file\n" + "".join(f"{row},{server.url}/o/{row}.bin\n" for row in range(NUM_STREAMED)))

@@ -229,13 +229,15 @@ class Disk:
         Raises:
             OSError: The disk is full, or would have no room for the ledger then.
         """
-        left_bytes = self.free_bytes() + os.fstat(part.fd).st_blocks * 512 - num_bytes
-        if num_bytes and left_bytes < LEDGER_ROOM_BYTES and left_bytes < self.kept_bytes:
-            raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} beside {LEDGER_ROOM_BYTES} bytes for the ledger")
+        length = os.fstat(part.fd).st_size
         if takes_room and num_bytes:
             os.posix_fallocate(part.fd, 0, num_bytes)
         else:
             os.ftruncate(part.fd, num_bytes)
+        kept_bytes = self.kept_bytes if num_bytes else 0
+        if kept_bytes and not self.has_room(kept_bytes if takes_room else kept_bytes + num_bytes, 1):
+            os.ftruncate(part.fd, length)  # what is written of it stays
+            raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} beside {kept_bytes} bytes for the ledger")
 
     def publish(self, part: Part, key: bytes, ext: str, size_bytes: int) -> None:
         """Make a whole part the entry's file; its lock stays until `close_part`."""

@@ -45,8 +45,8 @@ logger = logging.getLogger(__name__)
 
 WAL_LIMIT_BYTES = 4 << 20
 """The WAL is truncated above this; it is overhead that users did not ask for."""
-_NEARLY_FULL_WAL_BYTES = 1 << 20
-"""The same where the disk has less free than the WAL takes: objects are evicted for it there. Some transactions' worth."""
+_SHORT_WAL_BYTES = 1 << 20
+"""The same on a disk that is short of room: objects are evicted for it there. Some transactions' worth."""
 _OPENING_BYTES, _OPENING_FILES = 1 << 20, 4
 """What SQLite takes as it opens a ledger (32 KiB of -shm, and the -wal), generously: with less the disk counts as full."""
 _PRAGMAS = (
@@ -82,6 +82,7 @@ class Database:
         refill: Fills an empty ledger from what else is known, after the old one was found damaged; called under the write lock.
         is_there: Returns whether the directory is a cache still: nothing is made in one that has taken its place.
         on_full: Called under the write lock when SQLite finds the disk full; frees what it can for the next transaction.
+        is_short: Returns whether the disk has little room, also where its statistics do not say so.
         busy_seconds: How long to wait for a program that uses the file without our lock.
 
     Raises:
@@ -97,6 +98,7 @@ class Database:
         refill: Refill | None = None,
         is_there: Callable[[], bool] | None = None,
         on_full: Callable[[], None] | None = None,
+        is_short: Callable[[], bool] = lambda: False,
         busy_seconds: float = 30.0,
     ) -> None:
         self.path = path
@@ -113,6 +115,7 @@ class Database:
         self._inode: os.stat_result | None = None
         self._refill = refill
         self._on_full = on_full
+        self._is_short = is_short
         self._damaged: os.stat_result | None = None
         self._is_ended = False
         self._using = locks.ForkLock()
@@ -157,7 +160,7 @@ class Database:
             yield connection
             if not body_commits:
                 connection.execute("COMMIT")
-            if not _keep_wal_small(connection, self._name):
+            if not _keep_wal_small(connection, self._name, self._is_short):
                 self._reopen_later()
             self.num_transactions += 1
         except (sqlite3.DatabaseError, OSError) as error:
@@ -402,13 +405,13 @@ def _stored_version(path: Path) -> int | None:
     return version
 
 
-def _keep_wal_small(connection: sqlite3.Connection, name: str) -> bool:
+def _keep_wal_small(connection: sqlite3.Connection, name: str, is_short: Callable[[], bool]) -> bool:
     """Truncate a large WAL; False when it was deleted under us: what is in it goes into the database, which is opened anew."""
     try:
         size_bytes = os.stat(name + "-wal").st_size
         if size_bytes > WAL_LIMIT_BYTES:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        elif size_bytes > _NEARLY_FULL_WAL_BYTES and free_bytes(name) < size_bytes:
+        elif size_bytes > _SHORT_WAL_BYTES and (free_bytes(name) < size_bytes or is_short()):
             with contextlib.suppress(sqlite3.OperationalError):  # no room for that either; what is committed is so
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     except FileNotFoundError:
