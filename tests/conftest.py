@@ -9,7 +9,7 @@ import re
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -69,15 +69,32 @@ def pytest_sessionfinish() -> None:
 
 
 _TMP_PATHS = itertools.count()
+_HAS_PASSED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note whether a test has passed, for its fixtures."""
+    report = yield
+    if call.when == "call":
+        item.stash[_HAS_PASSED] = report.passed
+    return report
 
 
 @pytest.fixture
-def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return an empty folder of this test; it takes the next number, where pytest lists the folders of all tests before."""
+def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """An empty folder of this test; it takes the next number, where pytest lists the folders of all tests before.
+
+    It goes once the test has passed, else one failure keeps those of all: 24 GB.
+    """
     name = re.sub(r"\W", "_", request.node.name)[:28]  # as short as pytest's: the path of a socket has 108 bytes
     path = tmp_path_factory.getbasetemp() / f"{name}-{next(_TMP_PATHS)}"
     path.mkdir(mode=0o700)
-    return path
+    yield path
+    if request.node.stash.get(_HAS_PASSED, False):
+        shutil.rmtree(path, ignore_errors=True)  # not what a test gave away, or mounted
 
 
 @pytest.fixture
