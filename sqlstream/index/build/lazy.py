@@ -28,8 +28,8 @@ from sqlstream.index.file.workplace import workplace
 from sqlstream.index.file.writer import IndexWriter
 from sqlstream.index.sql.sandbox import Sandbox, SharedProcess
 from sqlstream.index.types.content import Content, named_query
-from sqlstream.index.types.models import ROW, Column, fingerprint
-from sqlstream.index.types.values import Decode, Encoded, decoder, encoder
+from sqlstream.index.types.models import ROW, Column, Decode, fingerprint
+from sqlstream.index.types.values import Encoded, decoder, encoder
 from sqlstream.order.permute import Int64Array
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.protocols import RemoteReader

@@ -24,7 +24,7 @@ from sqlstream.index.file.npy import load_npy, unload, unreadable
 from sqlstream.index.file.selection import positions_path, selection_files
 from sqlstream.index.types import values
 from sqlstream.index.types.content import ColumnType, Content, named_query
-from sqlstream.index.types.models import APPLICATION_ID, ROW, Column, SelectionInfo, ruled
+from sqlstream.index.types.models import APPLICATION_ID, ROW, Column, Decode, SelectionInfo, ruled
 from sqlstream.index.types.origins import JoinedColumns, Origins, Provenance
 from sqlstream.process import fork, locks
 from sqlstream.storage.base import urls
@@ -57,7 +57,7 @@ class _Open:
     num_rows: int
     columns: tuple[Column, ...]
     names: tuple[str, ...]
-    decoders: tuple[tuple[str, values.Decode], ...]
+    decoders: tuple[tuple[str, Decode], ...]
     """(name, decode) of the columns whose stored values are not the values themselves."""
     select: str
     """The statement for rows, each with its id at the end, up to the list of ids."""

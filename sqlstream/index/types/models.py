@@ -17,7 +17,7 @@ An index file is one immutable SQLite database:
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from hashlib import blake2b
@@ -27,6 +27,9 @@ from sqlstream.storage.base.access import OWN, Access
 
 if TYPE_CHECKING:  # pyarrow is slow to import, and most of the command line needs no types
     import pyarrow as pa
+
+Decode = Callable[[Any], object]
+"""Turns a stored value back."""
 
 FORMAT_VERSION = 1
 """Grows when an older sqlstream would misread the file; it is part of every fingerprint."""

@@ -21,62 +21,20 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
 from sqlstream.errors import SourceError
-from sqlstream.index.types import nested
-from sqlstream.index.types.models import ANY, BOOL8, ENCODING, JSON, UUID, Column
-
-Decode = Callable[[Any], object]
+from sqlstream.index.types import moments, nested
+from sqlstream.index.types.models import ANY, BOOL8, ENCODING, JSON, UUID, Column, Decode
 
 NAN = "NaN"
 """NaN in the file; `float` reads it."""
 _INT64_MAX = 2**63 - 1
 _EXACT = Context(prec=76)  # digits of decimal256
-_MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1}
-
-
-class NanosecondDatetime(dt.datetime):
-    """A moment with its zone, and nanoseconds below its microseconds, as `pandas.Timestamp` is one.
-
-    Equal to a moment only if the nanoseconds are equal, too. What `datetime` computes from it has microseconds.
-    """
-
-    nanosecond: int = 0
-    """Nanoseconds below the microsecond, in [0, 1000)."""
-
-    @classmethod
-    def of(cls, moment: dt.datetime, nanosecond: int) -> NanosecondDatetime:
-        """Return `moment` and `nanosecond` more."""
-        parts = (*moment.timetuple()[:6], moment.microsecond, moment.tzinfo)
-        made = cls(*parts, fold=moment.fold)
-        made.nanosecond = nanosecond
-        return made
-
-    def isoformat(self, sep: str = "T", timespec: str = "auto") -> str:
-        """Return the text with all nine digits, unless `timespec` asks for fewer."""
-        if timespec != "auto":
-            return super().isoformat(sep, timespec)
-        text = super().isoformat(sep, "microseconds")
-        return f"{text[:26]}{self.nanosecond:03}{text[26:]}"
-
-    def __eq__(self, other: object) -> bool:
-        return super().__eq__(other) and self.nanosecond == getattr(other, "nanosecond", 0)
-
-    def __ne__(self, other: object) -> bool:  # datetime has its own
-        return not self == other
-
-    def __hash__(self) -> int:
-        return hash((super().__hash__(), self.nanosecond))
-
-    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[object, ...]:
-        plain = dt.datetime.combine(self.date(), self.timetz())
-        return (NanosecondDatetime.of, (plain, self.nanosecond))
 
 
 MAX_EXACT_INTEGER = 1 << 53
@@ -286,77 +244,6 @@ def _decimal_decoder(kind: Any) -> Decode:
     return lambda v: Decimal(repr(v) if isinstance(v, float) else v).quantize(quantum, context=_EXACT)
 
 
-def _timestamps(array: Any, _kind: Any) -> Encoded:
-    """Return UTC texts; years that Arrow will not print go through numpy."""
-    naive = array.cast(pa.timestamp(array.type.unit))  # drops the zone and keeps the instant
-    texts = naive.cast(pa.string()).to_pylist()
-    for at in _unprinted(texts):
-        texts[at] = str(np.datetime64(naive[at].value, array.type.unit))
-        if texts[at] == "NaT":
-            raise ValueError(f"{naive[at].value} {array.type.unit} stands for no time at all")
-    return Encoded(texts)
-
-
-def _timestamp_decoder(kind: Any) -> Decode:
-    zone = pa.lib.string_to_tzinfo(kind.tz) if kind.tz else None
-
-    def decode(text: str) -> object:
-        try:
-            moment = dt.datetime.fromisoformat(text[:26])
-        except ValueError:
-            return np.datetime64(text)  # a year outside 1…9999
-        has_more = text[26:].strip("0")
-        if zone is None:
-            return np.datetime64(text, "ns") if has_more else moment  # datetime cannot hold it
-        try:
-            moment = moment.replace(tzinfo=dt.UTC).astimezone(zone)
-        except OverflowError:
-            return np.datetime64(text)  # a year outside 1…9999 in its zone
-        return NanosecondDatetime.of(moment, int(text[26:29].ljust(3, "0"))) if has_more else moment
-
-    return decode
-
-
-def _dates(array: Any, _kind: Any) -> Encoded:
-    days = array.cast(pa.date32())
-    texts = days.cast(pa.string()).to_pylist()
-    for at in _unprinted(texts):
-        texts[at] = str(np.datetime64(days[at].value, "D"))
-    return Encoded(texts)
-
-
-def _date_back(text: str) -> object:
-    try:
-        return dt.date.fromisoformat(text)
-    except ValueError:
-        return np.datetime64(text)  # a year outside 1…9999
-
-
-def _times(array: Any, _kind: Any) -> Encoded:
-    texts = array.cast(pa.time64("us")).cast(pa.string()).to_pylist()  # the first cast refuses to cut nanoseconds
-    if wrong := _unprinted(texts):
-        raise ValueError(f"{array[wrong[0]].value} {array.type.unit} after midnight is no time of a day")
-    return Encoded(texts)
-
-
-def _unprinted(texts: Sequence[str | None]) -> list[int]:
-    """Return which values Arrow could not write as text."""
-    return [at for at, text in enumerate(texts) if text is not None and text.startswith("<")]  # '<value out of range: …>'
-
-
-def _duration_decoder(kind: Any) -> Decode:
-    if kind.unit == "ns":
-        return lambda v: np.timedelta64(v, "ns") if v % 1000 else dt.timedelta(microseconds=v // 1000)
-    return lambda v: _duration(v, kind.unit)
-
-
-def _duration(count: int, unit: Any) -> object:
-    try:
-        return dt.timedelta(microseconds=count * _MICROSECONDS[unit])
-    except OverflowError:
-        return np.timedelta64(count, unit)  # more than 999 999 999 days
-
-
 def _nested(array: Any, kind: Any) -> Encoded:
     dump = nested.dumper(kind)
     coarse = nested.in_microseconds(
@@ -368,14 +255,6 @@ def _nested(array: Any, kind: Any) -> Encoded:
 
 def _is_container(decoded: Any, _stored: Any) -> bool:
     return isinstance(decoded, (list, dict))
-
-
-def _is_moment(_decoded: Any, stored: Any) -> bool:
-    return len(stored) >= len("2024-02-29 12:30:00")  # numpy also reads '2024'
-
-
-def _is_date(decoded: Any, stored: Any) -> bool:
-    return str(decoded) == stored and (isinstance(decoded, dt.date) or decoded.dtype == "M8[D]")  # both also read '2024'
 
 
 def _never(_kind: Any) -> bool:
@@ -424,19 +303,32 @@ _CODECS = (
         accepts=types.is_timestamp,
         affinity="TEXT",
         stored=(str,),
-        encode=_timestamps,
-        decoder=_timestamp_decoder,
-        is_own=_is_moment,
+        encode=lambda array, _: Encoded(moments.timestamps(array)),
+        decoder=moments.timestamp_decoder,
+        is_own=moments.is_moment,
         has_several_forms=True,
     ),
-    Codec(accepts=types.is_date, affinity="TEXT", stored=(str,), encode=_dates, decoder=lambda _: _date_back, is_own=_is_date),
-    Codec(accepts=types.is_time, affinity="TEXT", stored=(str,), encode=_times, decoder=lambda _: dt.time.fromisoformat),
+    Codec(
+        accepts=types.is_date,
+        affinity="TEXT",
+        stored=(str,),
+        encode=lambda array, _: Encoded(moments.dates(array)),
+        decoder=lambda _: moments.date_back,
+        is_own=moments.is_date,
+    ),
+    Codec(
+        accepts=types.is_time,
+        affinity="TEXT",
+        stored=(str,),
+        encode=lambda array, _: Encoded(moments.times(array)),
+        decoder=lambda _: dt.time.fromisoformat,
+    ),
     Codec(
         accepts=types.is_duration,
         affinity="INTEGER",
         stored=(int,),
         encode=lambda array, _: _objects(array.cast(pa.int64())),
-        decoder=_duration_decoder,
+        decoder=moments.duration_decoder,
     ),
     Codec(
         accepts=types.is_nested,
