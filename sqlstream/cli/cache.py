@@ -127,7 +127,7 @@ def run_clear(options: argparse.Namespace) -> int:
 
 def _confirmed(options: argparse.Namespace, statistics: CacheStatistics) -> bool:
     """Ask on the terminal; the question goes to standard error, which `--json` leaves to people."""
-    if not sys.stdin.isatty():
+    if sys.stdin is None or not sys.stdin.isatty():  # None: `<&-`, some daemons
         raise ConfigError("cache clear removes files and there is no terminal to ask on: add --yes to confirm")
     what = "the files" if options.dataset is None else f"the files of dataset {options.dataset!r}"
     age = "" if options.older_than is None else f" not used for {options.older_than}"

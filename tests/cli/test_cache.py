@@ -116,6 +116,10 @@ def test_clear_removes_nothing_without_a_terminal_or_yes(dst: Path) -> None:
     result = run("cache", "clear", dst)
     assert result.returncode == 2
     assert "--yes" in result.stderr
+    closed = subprocess.run(
+        ["sh", "-c", '"$0" -m sqlstream cache clear "$1" <&-', sys.executable, dst], capture_output=True, text=True, check=False
+    )
+    assert (closed.returncode, closed.stderr) == (2, result.stderr)
     assert len(cached_files(dst)) == NUM_FILES
 
 
