@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlstream.config import IndexOptions, StorageOptions, check_at_least, parse_bytes, parse_duration
+from sqlstream.config import IndexOptions, SourceOptions, StorageOptions, check_at_least, parse_bytes, parse_duration
 from sqlstream.environment import default_cache_directory
 from sqlstream.errors import ConfigError
 
@@ -87,3 +88,20 @@ def test_check_at_least_takes_the_bound_itself() -> None:
     check_at_least("prefetch", 1, 1)
     with pytest.raises(ConfigError, match="prefetch=0 is out of range: give 1 or more"):
         check_at_least("prefetch", 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("encoding", name) for name in ("utf-9", "", "rot13", "idna", 5)),
+        *((name, 5) for name in ("delimiter", "quote_char", "path_prefix", "label_column")),
+    ],
+)
+def test_source_options_refuse_what_is_no_text_and_what_is_no_encoding(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"^{name}={value!r} is no.*: give "):
+        SourceOptions.of({name: value})
+
+
+def test_source_options_take_every_name_of_an_encoding() -> None:
+    for name in ("UTF8", "utf-16", "UTF-32-BE", "latin-1", "cp1252", "shift_jis", "gb18030"):
+        assert SourceOptions(encoding=name).encoding == name

@@ -121,6 +121,14 @@ class NewParts(StrEnum):
     """Samples have them, though they are no columns of the index."""
 
 
+def _check_encoding(name: str) -> None:
+    """Raise ConfigError unless Python reads text in an encoding of this name."""
+    try:
+        b"a".decode(name, "replace")  # of no byte Python would not look the name up
+    except (LookupError, ValueError) as error:  # such as 'rot13', which is none of text, and 'idna', which replaces nothing
+        raise ConfigError(f"encoding={name!r} is none ({error}): give a name that Python has, such as 'latin-1'") from error
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
     """How a source is read: what few sources need (`source_options`)."""
@@ -186,6 +194,12 @@ class SourceOptions:
         ):
             if value not in words:
                 raise ConfigError(f"{name}={value!r} is unknown: give one of {', '.join(words)}")
+        for name in ("path_prefix", "delimiter", "quote_char", "encoding", "label_column", "offset_column", "length_column"):
+            value = getattr(self, name)
+            if not (value is None or isinstance(value, str) or (name == "path_prefix" and isinstance(value, os.PathLike))):
+                raise ConfigError(f"{name}={value!r} is no text: give it as one, or leave it out")
+        if self.encoding is not None:
+            _check_encoding(self.encoding)
         for name, mark in (("delimiter", self.delimiter), ("quote_char", self.quote_char or None)):
             if mark is not None and (len(mark) != 1 or not mark.isascii()):
                 raise ConfigError(f"{name}={mark!r} is not a single ASCII character")

@@ -28,6 +28,7 @@ from sqlstream.config import (
     StorageOptions,
     names_of,
     parse_bytes,
+    parse_limit,
 )
 from sqlstream.errors import ConfigError
 from sqlstream.index.weights import WeightsSpec
@@ -262,7 +263,7 @@ class StreamingDataset(SelectedRows, IteratedDataset):
             ),
             cache=CacheOptions(
                 directory=dst,
-                limit=cache_limit,
+                limit=parse_limit(cache_limit, "cache_limit"),
                 eviction_policy=eviction_policy,
                 on_error=on_cache_error,
                 min_free_bytes=min_free_bytes,

@@ -108,6 +108,14 @@ def test_encodings(extension: str, encoding: str, mark: bytes, given: str | None
             build(tmp_path, path)
 
 
+@pytest.mark.parametrize("extension", [".csv", ".json", ".jsonl"])
+def test_text_that_is_not_in_its_encoding_is_refused_by_name(extension: str, tmp_path: Path) -> None:
+    path = write_table(tmp_path / f"t{extension}", ROWS)
+    for encoding in ("utf-16", "utf-32"):  # of which Python raises no UnicodeDecodeError
+        with pytest.raises(SourceError, match=rf"{path.name}.*give (another )?encoding"):
+            build(tmp_path, path, encoding=encoding)
+
+
 def test_quoted_newlines_survive_blocks(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "t.csv", "index,text\n" + "".join(f'{at},"line {at}\nand ""more"""\n' for at in range(500)))
     rows = rows_in(DelimitedTable(LocalBytes(path), str(path), block_bytes=1 << 10))

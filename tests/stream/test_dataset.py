@@ -302,7 +302,7 @@ def test_a_limit_smaller_than_one_sample_says_so(photos: Photos, tmp_path: Path)
     [
         ({"columns_to_download": ["picture"]}, SchemaError, "picture"),
         ({"index_col_name": "id"}, SchemaError, "id"),
-        ({"cache_limit": "many"}, ConfigError, "cache_limit|limit"),
+        ({"cache_limit": "many"}, ConfigError, "^cache_limit='many' is not a size"),
         ({"shuffle_seed": -2}, ConfigError, "shuffle_seed"),
         ({"on_error": "ignore"}, ConfigError, "on_error"),
         ({"prefetch": 0}, ConfigError, "prefetch"),

@@ -150,6 +150,6 @@ def arrow_errors(name: str, cure: str) -> Iterator[None]:
     """Turn what Arrow and the disk say about a broken file into a SourceError that names it."""
     try:
         yield
-    except (pa.ArrowException, OSError, EOFError) as error:
+    except (pa.ArrowException, OSError, EOFError, UnicodeError) as error:  # UTF-16 without its mark is no UnicodeDecodeError
         first_line = (str(error).splitlines() or [type(error).__name__])[0]
         raise SourceError(f"{name} cannot be read: {first_line[:300]}. {cure}") from error

@@ -135,7 +135,7 @@ class _Window:
         self._line += self._text.count("\n", 0, self._at)
         try:
             more = self._file.read(size)
-        except UnicodeDecodeError as error:
+        except UnicodeError as error:
             raise SourceError(
                 f"{self._name}, after line {self._line}: not in its encoding ({error}): save it as UTF-8, or give encoding"
             ) from error

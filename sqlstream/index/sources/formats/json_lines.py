@@ -32,7 +32,7 @@ class JsonLinesTable(JsonRecords):
                 for number, line in enumerate(file, 1):
                     if line.strip():
                         yield self._record(number, line.encode())
-            except UnicodeDecodeError as error:
+            except UnicodeError as error:
                 raise SourceError(f"{self._name} is not in its encoding ({error}): give another encoding") from error
 
     def _records(self) -> Iterator[Record]:
