@@ -358,6 +358,39 @@ def test_what_cannot_be_measured_is_refused(folder: Path, measured: Any, capsys:
         assert in_process(capsys, *start, *words)[0] == 2, problem
 
 
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--column", "n", "--out", "n.csv"], "--out n.csv would not be read as what it is"),
+        (["--column", "n", "--out", "s3://bucket/n.parquet"], "--out s3://bucket/n.parquet is of another machine"),
+        (["--column", ""], "--column '' is no name of a column"),
+        (["--column", "__row__"], "--column '__row__' is no name of a column"),
+        (["--column", "id"], "--column id beside --on id names a column twice"),
+        (["--column", "n", "n"], "--column n n beside --on id names a column twice"),
+    ],
+)
+def test_tables_that_no_run_could_join_are_refused(
+    words: list[str], problem: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {*folder.iterdir()}
+    start = ["index", "measure", "t.parquet", "cache", "--on", "id", "--transform", f"{module_of(folder)}:count"]
+    assert main([*start, *words]) == 2
+    assert problem in capsys.readouterr().err
+    assert {*folder.iterdir()} - before <= {folder / "cache"}
+    assert asked(folder) == []
+
+
+@pytest.mark.parametrize("name", ["image/width", "../../n", "größe" * 60])
+def test_a_column_of_any_name_is_computed_into_the_folder_of_tables(
+    name: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--on", "id", "--transform", f"{module_of(folder)}:count", "--column", name, "--json"]
+    document = in_process(capsys, "index", "measure", "t.parquet", "cache", *words)[1]
+    assert Path(document["path"]).parent == folder / "cache" / "measured"
+    with StreamingDataset("t.parquet", "cache", join={"n": document["path"]}, on="id", columns_to_download=[]) as dataset:
+        assert isinstance(dataset[5][name], int)
+
+
 def test_shares_that_machines_compute_are_merged_to_the_table_of_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def words(dst: str, *more: str, src: str = "rows.parquet") -> list[str]:
         start = ["index", "measure", src, dst, "--column", "words", "letters", "--on", "id"]

@@ -18,12 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 from sqlstream.cli.measure.part import Measure, MeasuredPart, function_of, measure_part, path_of
 from sqlstream.errors import ConfigError, OutputExistsError, TransformError
+from sqlstream.sample_types import SAMPLE_FIELDS
 
 if TYPE_CHECKING:
     from sqlstream.stream.dataset import StreamingDataset
 
 _MADE_OF = "sqlstream.measured"
 """What a table says of itself in its metadata: a fingerprint of rows, columns, function and key."""
+_NAME_BYTES = 200
+"""Most bytes of columns in the name of a file, which has 255, with those of the fingerprint and the extension."""
 _LOOK_SECONDS = 2.0
 """How often a process of the pool looks whether the one that gives it work lives; as helpers do."""
 
@@ -76,7 +79,8 @@ def measure_columns(
         merges: Compute nothing: make the table of the parts.
 
     Raises:
-        ConfigError: No column names the rows, or the function is not there, or parts that are merged.
+        ConfigError: No column names the rows, the function is not there, or parts that are merged; columns or `out` have
+            names under which nothing can be joined.
         OutputExistsError: `out` is another table, or of the files that the rows are read from.
         SampleError, StorageError: A row cannot be measured.
     """
@@ -101,9 +105,10 @@ def measure_columns(
         }
         content = dataset.index.content
         key = fingerprint(facts)
+        _check_columns(measure.columns, on)
         if out:
             _check_place(measure, Path(out), dataset.index.path)
-        path = Path(out) if out else dataset.cache.path / "measured" / f"{'-'.join(measure.columns)}-{key[:16]}.parquet"
+        path = Path(out) if out else dataset.cache.path / "measured" / f"{_file_name(measure.columns)}-{key[:16]}.parquet"
         parts = path.with_suffix(".parts")
         if out:  # a name of the user's does not tell rows and functions apart, and other machines have the rows elsewhere
             facts["rows"] = dataset.index.fingerprint if content is None else content.to_dict()
@@ -136,6 +141,22 @@ def measure_columns(
     }
 
 
+def _check_columns(columns: tuple[str, ...], on: str) -> None:
+    """Raise ConfigError where no run could join columns of these names."""
+    for name in columns:
+        if not name or name in SAMPLE_FIELDS:
+            raise ConfigError(f"--column {name!r} is no name of a column: give one that is not empty, and no field of samples")
+    if on in columns or len(set(columns)) < len(columns):
+        raise ConfigError(
+            f"--column {' '.join(columns)} beside --on {on} names a column twice: compute each one once, and not the key"
+        )
+
+
+def _file_name(columns: tuple[str, ...]) -> str:
+    """Return the start of a file's name: names of columns may be paths, and longer than a file's."""
+    return "-".join(columns).replace("/", "_").encode()[:_NAME_BYTES].decode(errors="ignore")
+
+
 def _check_keys(dataset: StreamingDataset, on: str) -> None:
     """Raise ConfigError where a column cannot name rows: no run could join what is computed."""
     from sqlstream.index.build.join import can_be_key
@@ -153,7 +174,11 @@ def _check_keys(dataset: StreamingDataset, on: str) -> None:
 
 
 def _check_place(measure: Measure, path: Path, index: Path) -> None:
-    """Raise OutputExistsError where a table would be, or replace, one of the files that the rows are read from."""
+    """Raise OutputExistsError where a table would be, or replace, one of the files that the rows are read from.
+
+    Raises:
+        ConfigError: No run could join a table of this name.
+    """
     from sqlstream.index.info import describe
     from sqlstream.index.sources.places.database import file_of
     from sqlstream.index.sources.places.wildcard import has_wildcard, matcher
@@ -173,6 +198,10 @@ def _check_place(measure: Measure, path: Path, index: Path) -> None:
         pattern = os.path.abspath(urls.local_path(measure.src))
         if matcher(pattern).fullmatch(os.path.abspath(path)):
             raise OutputExistsError(f"--out {path} would be read as a file of the source {measure.src}: give another file")
+    if path.suffix != ".parquet":
+        raise ConfigError(
+            f"--out {path} would not be read as what it is: a table of Parquet: give a name that ends in .parquet"
+        )
 
 
 def _check_there(measure: Measure, path: Path, made_of: str) -> None:

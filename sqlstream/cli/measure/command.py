@@ -12,6 +12,7 @@ from sqlstream.cli.measure.part import Measure
 from sqlstream.cli.options import Subcommands, add_command, add_storage_option, storage_options
 from sqlstream.cli.output import print_facts, print_json
 from sqlstream.errors import ConfigError
+from sqlstream.storage.base import urls
 
 
 def register(group: Subcommands) -> argparse.ArgumentParser:
@@ -58,6 +59,11 @@ def run_measure(options: argparse.Namespace) -> int:
     if (options.part or options.merge) and not options.out:
         raise ConfigError(
             "--part and --merge need --out FILE, on a file system that all machines see: the shares are kept beside it"
+        )
+    if options.out and urls.is_remote(options.out):
+        raise ConfigError(
+            f"--out {urls.redact(options.out)} is of another machine, and the table is written to this one: give a file "
+            "here, and copy it"
         )
     if options.part and options.merge:
         raise ConfigError("--part computes a share and --merge joins all of them: run --merge when every --part has ended")
