@@ -7,7 +7,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -93,8 +93,8 @@ def run_export(options: argparse.Namespace) -> int:
     wanted = ExportOptions(
         seed=options.shuffle_seed,
         num_rows=options.num_rows,
-        splits=dict(_named("--split", text, float, "val=0.1") for text in options.split),
-        max_rows=dict(_named("--max-rows", text, int, "val=10000") for text in options.max_rows),
+        splits=_by_name("--split", options.split, float, "val=0.1"),
+        max_rows=_by_name("--max-rows", options.max_rows, int, "val=10000"),
         row_group_rows=options.row_group_rows,
         extension=Path(options.out).suffix,
     )
@@ -190,13 +190,18 @@ def _report(targets: Mapping[str, str], num_rows: Mapping[str, int | None], *, a
         print_table(["rows", "file"], [[num_rows[name], target] for name, target in targets.items()])
 
 
-def _named(option: str, text: str, number: Callable[[str], T], example: str) -> tuple[str, T]:
-    """Return the name and the number of NAME=NUMBER."""
-    name, _, value = text.partition("=")
-    try:
-        return name, number(value)
-    except ValueError:
-        raise ConfigError(f"{option}={text!r} is no split and number: write {option} {example}, say") from None
+def _by_name(option: str, given: Sequence[str], number: Callable[[str], T], example: str) -> dict[str, T]:
+    """Return the numbers of NAME=NUMBER by their names."""
+    found: dict[str, T] = {}
+    for text in given:
+        name, _, value = text.partition("=")
+        if name in found:
+            raise ConfigError(f"{option} names {name!r} twice: give each split once")
+        try:
+            found[name] = number(value)
+        except ValueError:
+            raise ConfigError(f"{option}={text!r} is no split and number: write {option} {example}, say") from None
+    return found
 
 
 def _targets(out: str, splits: Iterable[str]) -> dict[str, str]:

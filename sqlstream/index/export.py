@@ -51,6 +51,8 @@ class ExportOptions:
     def __post_init__(self) -> None:
         """Check ranges."""
         check_at_least("row-group-rows", self.row_group_rows, 1)
+        if self.num_rows is not None:
+            check_at_least("num-rows", self.num_rows, 1)
         for name, share in self.splits.items():
             if not name.replace("-", "_").isidentifier() or name == REST:
                 raise ConfigError(f"split {name!r} is no name: give letters, digits and '_' ({REST!r} is the rest)")
@@ -110,7 +112,7 @@ def export(index: Index, options: ExportOptions, directory: Path, weights: Weigh
 
 def _order(index: Index, options: ExportOptions, weights: WeightTable | None) -> Iterator[Int64Array]:
     """Yield the positions of the index in the order wanted."""
-    num_rows = options.num_rows or len(index)
+    num_rows = len(index) if options.num_rows is None else options.num_rows
     drawn = WeightedRows(
         num_rows=len(index), num_positions=num_rows, cumulative=None if weights is None else weights.cumulative()
     )

@@ -92,6 +92,8 @@ def test_splits_share_the_rows_by_key(dst: Path, tmp_path: Path) -> None:
     [
         (("--split", "val"), "no split"),
         (("--split", "val=2"), "out of range"),
+        (("--split", "val=0.1", "--split", "val=0.2"), "--split names 'val' twice"),
+        (("--num-rows", "0"), "num-rows=0 is out of range: give 1 or more"),
         (("--split", "a=0.5", "--split", "b=0.5"), "leave something"),
         (("--split", "train=0.5"), "no name"),
         (("--split", "val=0.00001"), "has no row"),

@@ -183,6 +183,9 @@ def test_a_sample_that_fails_ends_the_writing_which_goes_on_when_it_may_be_left_
     ("words", "message"),
     [
         (("--format", "mds", "--part", "3/3"), "--part '3/3' is no part"),
+        (("--format", "mds", "--num-samples", "0"), "--num-samples=0 is out of range"),
+        (("--format", "mds", "--uploads", "0"), "--uploads=0 is out of range"),
+        (("--format", "mds", "--cache-limit", "much"), "--cache-limit='much' is not a size"),
         (("--format", "mds", "--key", "caption"), "--key is of tar and zip, and not of mds"),
         (("--format", "tar", "--compression", "zstd"), "--compression is of mds, and not of tar"),
         (("--format", "tar", "--hashes", "sha1"), "the index of tars has md5 alone"),
