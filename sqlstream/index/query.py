@@ -17,6 +17,7 @@ from sqlstream.index.sql.dialect import bracketed
 from sqlstream.index.sql.expressions import rows_of
 from sqlstream.index.sql.sandbox import Sandbox
 from sqlstream.index.sql.sqlite_engine import SELECTED
+from sqlstream.index.sql.syntax_trees import renamed_columns
 from sqlstream.index.types.arrow import table_of
 from sqlstream.index.types.models import VIEWS, fingerprint
 from sqlstream.index.types.result_column import ResultColumn
@@ -58,7 +59,8 @@ def query_rows(index: Index, sql: str, options: IndexOptions, directory: Path) -
         known = sandbox.result_fields()
         names, batches = sandbox.run(sandbox.statement, _ROWS_AT_A_TIME)
         logical = {column.physical.lower(): column.name for column in index.sql_columns}
-        kinds = [ResultColumn(logical.get(name.lower(), name), index, sandbox.columns_read) for name in names]
+        read, renamed = sandbox.columns_read, renamed_columns(sql)
+        kinds = [ResultColumn(logical.get(name.lower(), name), index, read, renamed) for name in names]
         rows = list(chain.from_iterable(batches))
     for kind, values in zip(kinds, zip(*rows, strict=True), strict=False):  # of an empty result there are none
         kind.look_at(values)

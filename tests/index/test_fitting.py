@@ -1,9 +1,11 @@
-"""Columns that a query computes under a name of the source's: no value is cut to the source's type."""
+"""Columns that a query computes under a name of the source's, or renames: no value is cut to the source's type."""
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import json
+import sqlite3
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 
 from sqlstream import StreamingDataset
 from sqlstream.errors import SchemaError
+from sqlstream.index.file.intact import stamp_sqlite
 
 MOMENT = dt.datetime(2020, 1, 1, 12)
 ROWS = pa.table(
@@ -144,6 +147,59 @@ def test_a_query_that_keeps_columns_keeps_their_types(source: str, tmp_path: Pat
     query = "SELECT *, 1 AS one FROM dataframe"
     with StreamingDataset(source, str(tmp_path / "cache"), sql_query=query, columns_to_download=[]) as dataset:
         assert dataset.head(2).drop(["one"]) == ROWS
+
+
+RENAMING = [
+    "SELECT {} FROM dataframe",
+    "SELECT t.* FROM (SELECT {}, row AS number FROM samples) AS t ORDER BY t.number",
+    "WITH t AS (SELECT {} FROM dataframe) SELECT * FROM t",
+    "SELECT {} FROM dataframe WHERE row = 0 UNION ALL SELECT {} FROM dataframe WHERE row = 1",
+    "SELECT {} FROM dataframe AS a JOIN dataframe AS b ON a.row = b.row",
+]
+
+
+@pytest.mark.parametrize("form", RENAMING)
+@pytest.mark.parametrize("rows", [ROWS, NESTED], ids=["plain", "nested"])
+def test_a_column_that_a_query_renames_keeps_its_type(rows: pa.Table, form: str, tmp_path: Path) -> None:
+    pq.write_table(rows, tmp_path / "rows.parquet")
+    table = "a." if "JOIN" in form else ""
+    query = form.replace("{}", ", ".join(f"{table}{name.upper()} AS {name}_2" for name in rows.column_names))
+    renamed = rows.rename_columns([f"{name}_2" for name in rows.column_names])
+    with StreamingDataset(tmp_path / "rows.parquet", tmp_path / "cache", columns_to_download=[]) as dataset:
+        assert dataset.query(query).select(renamed.column_names) == renamed
+    with StreamingDataset(tmp_path / "rows.parquet", tmp_path / "cache", sql_query=query, columns_to_download=[]) as dataset:
+        assert dataset.head(2).select(renamed.column_names) == renamed
+
+
+def test_columns_that_change_names_with_each_other_keep_their_types(source: str, tmp_path: Path) -> None:
+    query = "SELECT made AS small, small AS made, 1 AS flag FROM (SELECT made, small FROM samples)"
+    with StreamingDataset(source, tmp_path / "cache", sql_query=query, columns_to_download=[]) as dataset:
+        assert [dataset.schema.field(name).type for name in ("small", "made", "flag")] == [
+            pa.timestamp("ms"), pa.int8(), pa.int64(),
+        ]  # fmt: skip
+        assert (dataset[0]["small"], dataset[0]["made"]) == (MOMENT, 100)
+
+
+def test_a_name_within_a_query_for_what_it_computes_is_no_column(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"n": [0, 1, 2], "is_odd": [False, True, False]}), tmp_path / "rows.parquet")
+    query = "SELECT is_odd AS rest FROM (SELECT n % 2 AS is_odd FROM dataframe)"
+    with StreamingDataset(tmp_path / "rows.parquet", tmp_path / "cache", sql_query=query, columns_to_download=[]) as dataset:
+        assert [repr(sample["rest"]) for sample in dataset] == ["0", "1", "0"]
+
+
+def test_a_result_that_an_earlier_version_made_with_other_types_is_made_again(source: str, tmp_path: Path) -> None:
+    def first(query: str) -> tuple[Path, Any]:
+        with StreamingDataset(source, tmp_path / "cache", sql_query=query, columns_to_download=[]) as dataset:
+            return dataset.index.path, dataset[0]["day"]
+
+    path, moment = first("SELECT made AS day FROM dataframe")
+    assert moment == MOMENT
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("DELETE FROM meta WHERE key = 'tells_renamed'")
+        field = pa.schema([pa.field("day", pa.string())]).serialize().to_pybytes()
+        connection.execute("UPDATE columns SET arrow_field = ? WHERE name = 'day'", (field,))
+    stamp_sqlite(path)
+    assert first("SELECT made AS day FROM dataframe") == (path, MOMENT)
 
 
 def test_negative_numbers_beside_those_of_uint64_stay(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from sqlstream.index.file.writer import IndexWriter
 from sqlstream.index.named.find import chained_columns
 from sqlstream.index.sql.dialect import has_word, shortened
 from sqlstream.index.sql.sandbox import Sandbox
-from sqlstream.index.sql.syntax_trees import given_names, keeps_rows
+from sqlstream.index.sql.syntax_trees import given_names, keeps_rows, renamed_columns
 from sqlstream.index.types.models import ANY, FORMAT_VERSION, ROW, Column, SelectionInfo, fingerprint
 from sqlstream.index.types.result_column import ResultColumn
 from sqlstream.index.types.values import encoding
@@ -41,6 +41,8 @@ _POSITIONS_AT_A_TIME = 65_536
 _ROWS_AT_A_TIME = 8_192
 _TELLS_NUMBERS = "tells_numbers"
 """In `meta` of a result whose integers above 2^63 are told from bytes."""
+_TELLS_RENAMED = "tells_renamed"
+"""In `meta` of a result whose columns that only rename others have the types of these."""
 
 
 def open_selection(
@@ -139,7 +141,8 @@ class _Filter:
         """Return the result of an earlier run; None when there is none, or it is damaged."""
         computed = Index(self._directory / f"{self.key}.sqlite", base_url=self._base.base_url)
         if computed.is_usable():
-            if computed.meta.get("layout") == self._base.meta.get("layout") and self._tells_numbers(computed):
+            is_of_layout = computed.meta.get("layout") == self._base.meta.get("layout")
+            if is_of_layout and self._tells_numbers(computed) and self._tells_renamed(computed):
                 return computed
             computed.close()
             return None
@@ -163,6 +166,10 @@ class _Filter:
         of_base = {column.name for column in self._base.columns}
         own = [column.field for column in computed.sql_columns if column.name not in of_base]
         return not any(pa.types.is_binary(field.type) or encoding(field) == ANY for field in own)
+
+    def _tells_renamed(self, computed: Index) -> bool:
+        """Return False for a result of an earlier version whose renamed columns may have SQLite's types."""
+        return _TELLS_RENAMED in computed.meta or all(name == own for name, own in renamed_columns(self.query).items())
 
     def write_positions(self, sandbox: Sandbox, place: Workplace, bar: Progress) -> Index:
         """Write the ids of the rows that the query keeps, in its order, then the file that makes them valid."""
@@ -224,7 +231,8 @@ class _Filter:
         hidden = names[: len(sandbox.columns) + 1] == [ROW, *(column.name for column in self._base.sql_columns)]
         self._check_columns(names[hidden:], self._base.columns if hidden else ())
         typed = dict(zip(names, known.values(), strict=True)) if known else {}
-        kinds = [ResultColumn(name, self._base, sandbox.columns_read) for name in names]
+        renamed = renamed_columns(self.query)
+        kinds = [ResultColumn(name, self._base, sandbox.columns_read, renamed) for name in names]
         temporary = place.temporary()
         room = IndexRoom(temporary.parent, self._options)
         with contextlib.closing(IndexWriter(temporary, self._base.wanted_key, room=room)) as writer:
@@ -247,7 +255,7 @@ class _Filter:
             if content is not None:
                 content.finish()
             own: dict[str, object] = {"fingerprint": self.key, "query": self.query, "base": self._base.fingerprint}
-            own[_TELLS_NUMBERS] = True
+            own |= {_TELLS_NUMBERS: True, _TELLS_RENAMED: True}
             own |= chained_columns(writer, self._options.columns_to_download)
             meta = self._base.meta
             same: dict[str, object] = {name: meta[name] for name in ("src", "base_url", "key_column", "layout") if name in meta}

@@ -20,7 +20,7 @@ from sqlstream.index.sql.dialect import check_repeatable, has_word
 from sqlstream.index.sql.duckdb_engine import duckdb_select
 from sqlstream.index.sql.query_process import Job, QueryLimits, QueryProcess
 from sqlstream.index.sql.sqlite_engine import SqliteEngine
-from sqlstream.index.sql.syntax_trees import check_distinct, judges_rows
+from sqlstream.index.sql.syntax_trees import check_distinct, judges_rows, renamed_columns
 from sqlstream.index.sql.table import QueriedTable
 from sqlstream.index.types.result_column import ResultColumn
 from sqlstream.index.types.values import unsigned_back
@@ -183,7 +183,8 @@ def run_query(
                 break
         rows = rows if limit is None else rows[:limit]
         logical = {column.physical.lower(): column.name for column in index.sql_columns}
-        kinds = [ResultColumn(logical.get(name.lower(), name), index, sandbox.columns_read) for name in names]
+        read, renamed = sandbox.columns_read, renamed_columns(sql)
+        kinds = [ResultColumn(logical.get(name.lower(), name), index, read, renamed) for name in names]
     for kind, values in zip(kinds, zip(*rows, strict=True), strict=False):  # of an empty result there are none
         kind.look_at(values)
     if not any(are_unsigned := [pa.types.is_uint64(kind.field(None).type) for kind in kinds]):

@@ -165,6 +165,56 @@ def given_names(query: str, engine: str = "sqlite") -> frozenset[str]:
 
 
 @lru_cache(maxsize=64)
+def renamed_columns(query: str) -> Mapping[str, str]:
+    """Return which columns of a query's result are columns of the table, by name, in lower case, as SQL compares names.
+
+    What is computed is left out, and of several tables what no table's name stands before.
+
+    Args:
+        query: One SELECT for SQLite, as the user wrote it.
+
+    Example:
+        >>> renamed_columns("SELECT created AS day, n AS twice FROM (SELECT at AS created, 2 * n AS n FROM dataframe)")
+        {'day': 'at'}
+    """
+    try:
+        trees = _written(query, "sqlite")
+    except ValueError:
+        return {}
+    return {name: own for name, own in _renamed(trees[0], {}).items() if own} if len(trees) == 1 else {}
+
+
+def _renamed(tree: exp.Expr, named: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    """Return `renamed_columns` of a query, with '' for what is computed; `named` are those of the queries of WITH."""
+    from sqlglot import exp
+
+    with_clause = tree.args.get("with_") or tree.args.get("with")
+    for table in with_clause.expressions if with_clause else ():
+        named = {**named, table.alias.lower(): {} if table.args["alias"].columns else _renamed(table.this, named)}
+    if isinstance(tree, exp.SetOperation | exp.Subquery):
+        return _renamed(tree.this, named)
+    if not isinstance(tree, exp.Select) or "from" not in clauses_of(tree):
+        return {}
+    sources = [source_of(tree), *(join.this for join in tree.args.get("joins") or ())]
+    inner = {
+        source.alias_or_name.lower(): named.get(source.name.lower(), {})
+        if source.key == "table"
+        else _renamed(source.this, named)
+        for source in sources
+    }
+    only = next(iter(inner)) if len(sources) == 1 else ""
+    found: dict[str, str] = {}
+    for value in tree.expressions:
+        column, name = value.unalias(), value.alias_or_name.lower()
+        of = inner.get((column.table.lower() if column.key == "column" else "") or only)
+        if value.is_star:
+            found |= of or {}
+        else:
+            found[name] = "" if of is None or column.key != "column" else of.get(column.name.lower(), column.name.lower())
+    return found
+
+
+@lru_cache(maxsize=64)
 def judges_rows(statement: str) -> bool:
     """Return True if a SELECT looks at one row at a time: `SELECT … FROM dataframe WHERE …`, or such on that.
 

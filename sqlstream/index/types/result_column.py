@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -18,18 +18,24 @@ _NATURAL = {int: pa.int64(), float: pa.float64(), str: pa.string(), bytes: pa.bi
 
 
 class ResultColumn:
-    """Finds the type of a result column: the source's of that name, or a wider one that holds the values, else SQLite's.
+    """Finds the type of a result column: the source's of that column, or a wider one that holds the values, else SQLite's.
+
+    The column of the source is the one that it renames, else the one of its name.
 
     Args:
         name: Of the column.
         base: What is queried.
         columns_read: Columns of it that the query looks at, as SQL spells them.
+        renamed: Columns of the result that are columns of the table, see `renamed_columns`.
     """
 
-    def __init__(self, name: str, base: Index, columns_read: Collection[str]) -> None:
+    def __init__(self, name: str, base: Index, columns_read: Collection[str], renamed: Mapping[str, str]) -> None:
         self.name = name
         self._source = next((column for column in base.columns if column.name == name), None)
-        self._fields = [] if self._source is None else candidates(self._source.field)
+        if (own := renamed.get(name.lower())) is not None:
+            of_sql = [column for column in base.sql_columns if not column.is_member]  # SQL has the sizes of members
+            self._source = next((column for column in of_sql if column.physical.lower() == own), self._source)
+        self._fields = [] if self._source is None else candidates(self._source.field.with_name(name))
         self._kinds: set[type] = set()
         self._is_float, self._is_negative = True, False
         read = [column.field.type for column in base.sql_columns if column.physical in columns_read]
