@@ -112,7 +112,7 @@ class Cache:
         if eviction_policy is not None:
             policy_named(eviction_policy)
         if not isinstance(storage_options, StorageOptions):
-            storage_options = StorageOptions(storage_options=dict(storage_options or {}))
+            storage_options = StorageOptions(storage_options={} if storage_options is None else storage_options)
         if providers is not None:
             storage_options = replace(storage_options, providers=providers)
         check_providers(storage_options.providers)

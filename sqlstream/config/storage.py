@@ -38,6 +38,11 @@ class StorageOptions:
 
     def __post_init__(self) -> None:
         """Copy `storage_options`, take the settings of ours among them, and check ranges."""
+        given: object = self.storage_options
+        if not isinstance(given, Mapping):  # it is not shown: it may be a password
+            raise ConfigError(
+                f"storage_options are a {type(given).__name__}, and no dict: give options by name, {{'region': 'eu'}}"
+            )
         object.__setattr__(self, "storage_options", copied(self.storage_options))
         if (hosts := self.storage_options.get("credential_hosts")) is not None:
             if not isinstance(hosts, (list, tuple, set, frozenset)) or not all(

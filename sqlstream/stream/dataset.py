@@ -208,7 +208,7 @@ class StreamingDataset(SelectedRows, IteratedDataset):
         columns = names_of("columns_to_download", columns_to_download)
         roots = names_of("allowed_roots", allowed_roots, "local directories and URL prefixes")
         storage = StorageOptions(
-            storage_options=dict(storage_options or {}),
+            storage_options={} if storage_options is None else storage_options,
             num_retries=num_downloading_retries,
             num_threads="auto" if num_downloading_workers is None else num_downloading_workers,
             providers={} if providers is None else providers,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from sqlstream.cache import Cache
@@ -79,7 +79,9 @@ class DatasetOptions:
     """`'epoch'`: the source is looked at again as each epoch begins; None: when the dataset is made."""
 
     def __post_init__(self) -> None:
-        """Check the transforms, and what concerns two parts."""
+        """Check the name, the transforms, and what concerns two parts."""
+        if self.name is not None:
+            _check_name(self.name)
         for option in ("transforms", "predownload_transforms"):
             object.__setattr__(self, option, _checked_transforms(option, getattr(self, option)))
         split_at_points(self.transforms)  # what is wrong with a cache point shows here, not in a worker
@@ -154,6 +156,12 @@ def _is_text(src: object) -> bool:
     return all(isinstance(item, str) for item in source_items(src))
 
 
+def _check_name(name: str) -> None:
+    """Raise ConfigError for a name that a ledger cannot have: SQLite's error would be taken for one of the ledger's file."""
+    if not isinstance(name, str) or name.encode(errors="replace").decode() != name:
+        raise ConfigError(f"name={name!r} is no text: give one that tells this dataset from others, or leave it out")
+
+
 def _checked_transforms(option: str, transforms: Sequence[Transform]) -> tuple[Transform, ...]:
     """Return transforms as a tuple.
 
@@ -162,6 +170,8 @@ def _checked_transforms(option: str, transforms: Sequence[Transform]) -> tuple[T
     """
     if callable(transforms):
         raise ConfigError(f"{option}={transforms!r} is a single transform: give a list of them")
+    if not isinstance(transforms, Iterable):
+        raise ConfigError(f"{option}={transforms!r} is no list: give one of callables from sample to sample")
     for number, transform in enumerate(transforms):
         if not callable(transform):
             raise ConfigError(f"{option}[{number}]={transform!r} is not callable: give callables from sample to sample")

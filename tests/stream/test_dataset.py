@@ -317,6 +317,9 @@ def test_a_limit_smaller_than_one_sample_says_so(photos: Photos, tmp_path: Path)
             r"storage_options\['regionn'\] is not known: did you mean 'region'\?",
         ),
         ({"transforms": [check_bytes, 3]}, ConfigError, r"transforms\[1\]=3 is not callable"),
+        ({"transforms": 3}, ConfigError, "transforms=3 is no list"),
+        ({"world": (0, 2)}, ConfigError, r"world=\(0, 2\) is no World: give World\(rank="),
+        ({"storage_options": "region"}, ConfigError, "storage_options are a str, and no dict"),
     ],
 )
 def test_wrong_options_are_named_before_the_first_batch(
@@ -324,6 +327,17 @@ def test_wrong_options_are_named_before_the_first_batch(
 ) -> None:
     with pytest.raises(error, match=text):
         open_photos(photos, tmp_path / "cache", **options)
+
+
+@pytest.mark.parametrize("name", [b"photos", float("nan"), ["photos"], "\ud800"])
+def test_a_name_that_is_no_text_is_refused_and_leaves_the_cache_as_it_is(photos: Photos, tmp_path: Path, name: Any) -> None:
+    with open_photos(photos, tmp_path / "cache") as dataset:
+        before = [sample["__sample_key__"] for sample in dataset]
+    with pytest.raises(ConfigError, match=r"^name=.* is no text: give one"):
+        open_photos(photos, tmp_path / "cache", name=name)
+    with open_photos(photos, tmp_path / "cache") as dataset:
+        assert dataset.cache.statistics().entries == len(before)
+    assert not [*(tmp_path / "cache").glob("ledger.sqlite.bad*")]
 
 
 def test_a_source_that_is_not_there_is_named(photos: Photos, tmp_path: Path) -> None:

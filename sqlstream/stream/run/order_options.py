@@ -64,7 +64,12 @@ class Layout:
     """The process that unpickled it: workers that it forks are at its place, not at the one of the original."""
 
     def __post_init__(self) -> None:
-        """Check ranges."""
+        """Check the place, and ranges."""
+        given: object = self.world
+        if not isinstance(given, World | None):
+            raise ConfigError(
+                f"world={given!r} is no World: give World(rank=…, world_size=…), or leave it out: ranks are found"
+            )
         check_at_least("replication", self.replication, 1)
 
     @property
