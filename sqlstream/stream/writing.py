@@ -71,7 +71,8 @@ def write_dataset(
                 writer.write_up_to(point, output)
             except EncodeError as error:
                 if not may_skip:
-                    raise
+                    key = sample["__sample_key__"]
+                    raise EncodeError(f"{error}; the sample is {key!r}, at position {at}", **error.context) from error
                 num_left_out += 1
                 _LOG.warning("position %d is left out: %s", at, error)
         num_taken = 0

@@ -160,6 +160,17 @@ def test_a_transform_makes_one_several_or_no_samples(
     ]
 
 
+def test_a_sample_that_mds_cannot_hold_is_named_with_the_cure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rows.csv").write_text("index,n\na,1\nb,2\nc,\n")
+    code, text = write(capsys, tmp_path / "rows.csv", tmp_path / "out", "--format", "mds")
+    assert (code, "column 'n' of encoding 'int' has None" in text, "fill it in (coalesce in SQL)" in text) == (2, True, True)
+    assert "the sample is 'c', at position 2" in text
+    for words, numbers in ((("--columns", "n:json"), [1, 2, None]), (("--where", "n IS NOT NULL"), [1, 2])):
+        assert write(capsys, tmp_path / "rows.csv", tmp_path / "out", "--format", "mds", "--overwrite", *words)[0] == 0
+        with StreamingDataset(tmp_path / "out", tmp_path / "read") as dataset:
+            assert [sample["n"] for sample in dataset] == numbers
+
+
 def test_a_sample_that_fails_ends_the_writing_which_goes_on_when_it_may_be_left_out(
     pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

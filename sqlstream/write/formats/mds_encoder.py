@@ -97,6 +97,12 @@ class MdsEncoder:
             there = ", ".join(map(str, sample)) or "nothing"
             return EncodeError(f"the sample lacks the column {name!r}; it has {there}", column=name)
         encoding = next(column.encoding for column in self.columns if column.name == name)
+        if sample[name] is None:
+            return EncodeError(
+                f"column {name!r} of encoding {encoding!r} has None, which only 'json' and 'pkl' hold: fill it in (coalesce in "
+                "SQL), or leave such samples out",
+                column=name,
+            )
         text = str(error) if isinstance(error, EncodeError) else f"{type(error).__name__}: {error}"
         value = type(sample[name]).__name__
         return EncodeError(f"column {name!r} of encoding {encoding!r}, a value of type {value}: {text}", column=name)
