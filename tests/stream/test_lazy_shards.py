@@ -448,6 +448,24 @@ def test_tables_that_are_damaged_are_found_again(damage: str, src: str, tmp_path
         assert [sample["__row__"] for sample in dataset] == rows
 
 
+@pytest.mark.parametrize("damage", ["gone", "cut"])
+@pytest.mark.parametrize("what", ["sqlite", "members"])
+def test_what_a_filter_keeps_goes_with_the_tables_that_it_was_found_by(
+    what: str, damage: str, src: str, server: FaultyHttpServer, tmp_path: Path
+) -> None:
+    """The shard is another one when its table is found again: other samples of it have a text."""
+    options: dict[str, Any] = {"where": "txt IS NOT NULL"}
+    with lazily(src, tmp_path, **options) as dataset:
+        assert all("txt" in sample for sample in dataset)
+    server.objects["/data/s-003.tar"] = tar_of(samples(3, NUM_SAMPLES, 700)[1:])
+    (path,) = (tmp_path / "cache" / "index").glob(f"*.{what}")
+    path.unlink() if damage == "gone" else path.write_bytes(path.read_bytes()[:100])
+    with lazily(src, tmp_path, **options) as dataset:
+        got = [content(sample) for sample in dataset]
+        assert len(got) == len(dataset) == NUM_SHARDS * 7 - 1
+        assert all("txt" in sample for sample in got)
+
+
 @pytest.mark.parametrize("what", ["members", "kept"])
 @pytest.mark.parametrize("number", range(4), ids=["offset", "size", "checksum", "count"])
 def test_numbers_of_what_was_found_of_a_shard_that_are_damaged_count_for_nothing(

@@ -317,6 +317,9 @@ class LazyIndex(Index):
         """Return the files beside the index in which is noted what is learned, with their sizes while nothing is."""
         return {} if self.condition is None else {self.kept_path: KeptRows.size_bytes(np.diff(self.bounds))}
 
+    def made_anew(self, path: Path) -> None:
+        """Take note that one of these files is to be made anew, without what was noted in it."""
+
     @property
     def kept_path(self) -> Path:
         """Where that is."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,7 +17,7 @@ from sqlstream.index.build.checks import check_downloads, check_key, warn_of_nam
 from sqlstream.index.build.chunks import ChunkSource
 from sqlstream.index.build.lazy import LazyIndex
 from sqlstream.index.build.lazy_shards.chunks import ShardChunks, members_path
-from sqlstream.index.build.lazy_shards.index import LazyShardIndex
+from sqlstream.index.build.lazy_shards.index import LazyShardIndex, drop_kept
 from sqlstream.index.build.lazy_shards.opening import first_shards, write_shards
 from sqlstream.index.build.lazy_shards.table import encoded
 from sqlstream.index.build.parquet.chunks import ParquetChunks, ParquetPart, with_footers, write_parquet_chunks
@@ -38,6 +39,8 @@ from sqlstream.index.sql.expressions import condition_of
 from sqlstream.progress import progress
 from sqlstream.storage.base.identity import Identity
 from sqlstream.storage.base.protocols import RemoteReader
+
+logger = logging.getLogger(__name__)
 
 
 class _Write(Protocol):
@@ -146,19 +149,25 @@ def with_filter(index: LazyIndex, directory: Path) -> LazyIndex:
     files = index.own_files()
     for path, num_bytes in files.items():
         check_plain(path)
-        build_once(
-            directory, path.name.replace(".", "-"), partial(_found, path), partial(_made, path, num_bytes), is_brief=True
-        )
+        find, make = partial(_found, path, num_bytes), partial(_made, index, path, num_bytes)
+        build_once(directory, path.name.replace(".", "-"), find, make, is_brief=True)
     index.hold(*files)
     return index
 
 
-def _found(path: Path) -> Path | None:
-    return path if path.exists() else None
+def _found(path: Path, num_bytes: int) -> Path | None:
+    """Return a file that is there, with what it has of its chunks at its start."""
+    if not path.exists():
+        return None
+    if path.stat().st_size < num_bytes:
+        logger.warning("%s was cut short: what it says is found out again", path)
+        return None
+    return path
 
 
-def _made(path: Path, num_bytes: int, place: Workplace) -> Path:
+def _made(index: LazyIndex, path: Path, num_bytes: int, place: Workplace) -> Path:
     """Make a file in which nothing is noted yet."""
+    index.made_anew(path)
     return place.publish(_emptied(place.temporary(path.suffix.lstrip(".")), num_bytes), path.name)
 
 
@@ -229,5 +238,6 @@ def _build_shards(
     tables = FoundChunks(_emptied(place.temporary("members"), FoundChunks.size_bytes(len(chunks))), len(chunks))
     for number in (number for number, shard in enumerate(first) if shard.error is None or shard.table.is_missing):
         tables.write(number, Found(first[number].table.rows.num_rows, encoded(first[number].table)))
+    drop_kept(place.directory / f"{target.key}.sqlite")
     place.publish(tables.path, members.name)
     place.publish(temporary, f"{target.key}.sqlite")

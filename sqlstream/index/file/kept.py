@@ -68,9 +68,10 @@ class KeptRows:
     def _mapped(self) -> np.memmap:
         if self._map is None:
             check_plain(self.path)
-            if self.path.stat().st_size != self.size_bytes(self._num_rows):
+            num_bytes = self.size_bytes(self._num_rows)
+            if self.path.stat().st_size < num_bytes:
                 raise IndexDatabaseError(f"{self.path} has another length than its index says: remove it, it is made again")
-            self._map = np.memmap(self.path, np.uint8, "r+")
+            self._map = np.memmap(self.path, np.uint8, "r+", shape=(num_bytes,))
             if self._map.size <= CHECKED_BYTES:
                 self._forget_damaged()
         return self._map

@@ -192,14 +192,19 @@ class LazyShardIndex(LazyIndex):
         files = {members_path(self.path): size}
         return files if self.condition is None else {**files, self.kept_path: size}
 
+    def made_anew(self, path: Path) -> None:
+        """See `LazyIndex.made_anew`: with the tables goes what the filters keep of them."""
+        if path == members_path(self.path):
+            drop_kept(self.path)
+
     def note_changed(self) -> None:
         """Have the next opening find all tables anew: a shard is another one than its table says.
 
         Processes that have the files open go on with them.
         """
-        for path in (*self.path.parent.glob(f"{self.path.stem}.*.kept"), members_path(self.path)):
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
+        drop_kept(self.path)
+        with contextlib.suppress(OSError):
+            members_path(self.path).unlink(missing_ok=True)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
@@ -243,3 +248,10 @@ class LazyShardIndex(LazyIndex):
 
     def _damaged(self, error: Exception) -> IndexDatabaseError:
         return damaged(members_path(self.path), f"it does not say where the content of a row is: {error!r}")
+
+
+def drop_kept(index: Path) -> None:
+    """Remove what filters keep of the shards of an index, before its tables are found anew: it goes by them, row by row."""
+    for path in index.parent.glob(f"{index.stem}.*.kept"):
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
