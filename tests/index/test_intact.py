@@ -139,9 +139,37 @@ def test_the_rows_that_a_lazy_filter_keeps_are_counted_again_after_damage(source
         data[at // 8] ^= 1 << at % 8
         kept.write_bytes(data)
         assert rows() == expected
+    for other in (good[:-1], b"", good + b"more"):
+        kept.write_bytes(other)
+        assert rows() == expected
+    index = opened()
     kept.write_bytes(good[:-1])
     with pytest.raises(IndexDatabaseError, match="remove it"):
-        rows()
+        index.sizes()
+
+
+@pytest.mark.parametrize("damage", ["another head", "nothing", "cut", "longer", "other words"])
+def test_what_the_head_of_an_index_file_says_is_compared_at_any_size(damage: str, source: Path, tmp_path: Path) -> None:
+    large = write_table(tmp_path / "large.parquet", [{"index": "k", "t": os.urandom(CHECKED_BYTES // 2).hex(), "n": 1}])
+    for table in (source, large):
+        chosen = build(tmp_path, table, sql_query=QUERY)
+        expected = all_rows(chosen)
+        chosen.close()
+        (path,) = (tmp_path / "index").glob("*.sqlite")
+        good = path.read_bytes()
+        files = [path, *(tmp_path / "index").glob("*.selection.json")] if damage == "other words" else [path]
+        assert (len(good) > CHECKED_BYTES) == (table is large)
+        for file in files:
+            damages = {
+                "another head": b"X" + good[1:],
+                "nothing": b"",
+                "cut": good[:-4096],
+                "longer": good + bytes(4096),
+                "other words": b"other words",
+            }
+            file.write_bytes(damages[damage])
+            assert all_rows(build(tmp_path, table, sql_query=QUERY)) == expected
+        shutil.rmtree(tmp_path / "index")
 
 
 STRANGERS: dict[str, Callable[[Path], object]] = {

@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 
 from sqlstream.config import IndexOptions
-from sqlstream.errors import EmptySelectionError, QueryError, SchemaError
+from sqlstream.errors import EmptySelectionError, IndexDatabaseError, QueryError, SchemaError
 from sqlstream.index.build.checks import warn_of_names
 from sqlstream.index.build.content import content_of_result
 from sqlstream.index.file.index import Index
-from sqlstream.index.file.intact import is_there
+from sqlstream.index.file.intact import check_plain, is_there
 from sqlstream.index.file.key_check import find_duplicate
 from sqlstream.index.file.npy import finish_npy, write_header
 from sqlstream.index.file.room import IndexRoom
@@ -147,7 +147,12 @@ class _Filter:
             computed.close()
             return None
         path = selection_path(self._directory, self.key)
-        selection = read_selection(path)
+        check_plain(path)
+        selection = None
+        try:
+            selection = read_selection(path)
+        except IndexDatabaseError as error:
+            logger.warning("%s", error)
         if not is_there(positions_path(self._directory, self.key)) or selection is None:
             return None
         if not self.keeps_rows():  # positions of an earlier version, which went by the names of columns

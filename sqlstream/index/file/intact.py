@@ -84,24 +84,37 @@ def npy_trailer(path: Path) -> bytes:
 
 
 def is_intact(path: Path, *, most_bytes: int | None = CHECKED_BYTES) -> bool | None:
-    """Return whether a file is as it was written; None where it has no checksum, or is larger than `most_bytes`."""
+    """Return whether a file is as it was written; None where it has no checksum, or is larger than `most_bytes`.
+
+    What the head says is compared at any size: that the file is of its kind, and how long a database is.
+    """
+    if path.suffix == ".json":  # it is written without a checksum; who parses it sees that it is damaged
+        return None
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
-        if most_bytes is not None and size > most_bytes:
-            return None
         head = file.read(_FIELD.stop)
         if head.startswith(_SQLITE):
             stored, num_bytes = int.from_bytes(head[_FIELD], "big"), size
-        else:
+            if size != _length_of(head):
+                return False
+        elif head.startswith(_NPY):
             trailer = len(_MARK) + 4
             file.seek(max(0, size - trailer))
             tail = file.read(trailer)
-            if not head.startswith(_NPY):
-                return None
             if not tail.startswith(_MARK):
                 return False if size % 8 == trailer % 8 else None  # header and numbers are whole words
             stored, num_bytes = int.from_bytes(tail[-4:], "big"), size - trailer
-    return None if not stored else stored == _checksum(path, num_bytes)
+        else:
+            return False
+    if not stored or (most_bytes is not None and size > most_bytes):
+        return None
+    return stored == _checksum(path, num_bytes)
+
+
+def _length_of(head: bytes) -> int:
+    """Return how many bytes an SQLite file has by its header: the size of a page, where 1 is 65536, and how many there are."""
+    page_bytes = int.from_bytes(head[16:18], "big")
+    return (page_bytes if page_bytes != 1 else 1 << 16) * int.from_bytes(head[28:32], "big")
 
 
 def _checksum(path: Path, num_bytes: int) -> int:
