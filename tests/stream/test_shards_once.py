@@ -6,6 +6,7 @@ import gzip
 import logging
 import multiprocessing
 import os
+import shutil
 import signal
 import threading
 import time
@@ -195,3 +196,23 @@ def test_a_damaged_compressed_shard_is_the_error_of_its_source(server: FaultyHtt
     with pytest.raises(SourceError, match=r"s-000\.tar\.gz is damaged: as gzip"):
         opened(f"{server.url}/data/s-000.tar.gz", tmp_path)
     check_invariants(tmp_path / "cache", at_rest=True)
+
+
+@pytest.mark.parametrize("lazy", [None, 1])
+def test_damage_of_a_copy_in_the_cache_is_told_with_its_cure(
+    lazy: int | None, server: FaultyHttpServer, tmp_path: Path
+) -> None:
+    expected = serve(server, 1, 20)
+    options: dict[str, Any] = {"lazy_index_chunk_size": lazy, "shards": "whole", "shuffle_seed": -1}
+    with opened(urls(server, 1), tmp_path, **options) as dataset:
+        assert len(list(dataset)) == len(expected)
+    (copy,) = (path for path in (tmp_path / "cache" / "data").rglob("*") if path.is_file())
+    with open(copy, "r+b") as file:
+        file.write(b"0ther name")
+    shutil.rmtree(tmp_path / "cache" / "index")
+    with pytest.raises(SourceError, match=r"s-000\.tar is damaged .*its copy is not: `sqlstream cache clear` has it"):
+        opened(urls(server, 1), tmp_path, **options)
+    with Cache(tmp_path / "cache") as cache:
+        cache.clear()
+    with opened(urls(server, 1), tmp_path, **options) as dataset:
+        assert sorted(map(str, map(content, dataset))) == sorted(map(str, expected))

@@ -6,7 +6,7 @@ import contextlib
 import posixpath
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,7 +25,7 @@ from sqlstream.index.sources.places.database import DatabaseTable
 from sqlstream.index.sources.places.directory import DirectoryTable
 from sqlstream.index.sources.places.listing import Listing
 from sqlstream.index.sources.places.memory import MemoryTable, SpooledTable
-from sqlstream.index.sources.shards.layout import Scratch, ShardLayout
+from sqlstream.index.sources.shards.layout import CURE_OF_COPY, Scratch, ShardLayout
 from sqlstream.index.sources.shards.samples import ShardSamples
 from sqlstream.index.types.models import SourceFile, fingerprint
 from sqlstream.index.types.pandas_import import load_pandas
@@ -232,11 +232,14 @@ class ShardPart:
                 f"{urls.redact(self.source.url)} has a column {taken[0]!r}, a field that every sample of a shard gets, whose "
                 "values would be lost: write the shard again with another name for it"
             )
-        if found.damage is None:
+        if (damage := found.damage) is None:
             return found
+        if urls.is_remote(self.source.url) and (scratch.here is not None or scratch.files is not None):
+            damage = DamagedShardError(f"{damage}{CURE_OF_COPY}", **damage.context)
+            damage.__cause__ = found.damage
         if self.damaged is DamagedShards.RAISE:
-            raise found.damage
-        return found if self.damaged is DamagedShards.UNTIL_DAMAGE else ShardSamples.none(found.damage)
+            raise damage
+        return replace(found, damage=damage) if self.damaged is DamagedShards.UNTIL_DAMAGE else ShardSamples.none(damage)
 
     @contextlib.contextmanager
     def open(self, temporary: Temporary, remote: RemoteReader) -> Iterator[ShardSamples]:

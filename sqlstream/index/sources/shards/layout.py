@@ -14,6 +14,9 @@ from sqlstream.storage.base import urls
 from sqlstream.storage.base.protocols import RemoteReader, Unpack, ZipRecord
 from sqlstream.storage.members.places import SamplePart
 
+CURE_OF_COPY = "; where the shard itself is whole, its copy is not: `sqlstream cache clear` has it fetched again"
+"""Ends what is said of damage in bytes that came out of the cache: it may be the cache's disk that fails."""
+
 
 class ReadPart(NamedTuple):
     """A part of a sample, with its bytes."""

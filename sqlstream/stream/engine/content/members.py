@@ -18,7 +18,7 @@ from sqlstream.config import MemberForm, SampleOptions, ShardUnit
 from sqlstream.errors import DamagedMemberError, MissingFieldError, SourceChangedError, SourceError, StorageError
 from sqlstream.index.build.shards import SamplePlace, Shard
 from sqlstream.index.sources.base.access import indexed_status, lost_file
-from sqlstream.index.sources.shards.layout import ReadPart
+from sqlstream.index.sources.shards.layout import CURE_OF_COPY, ReadPart
 from sqlstream.index.sources.shards.samples import SAMPLE
 from sqlstream.index.types.models import Column
 from sqlstream.storage.base import urls
@@ -323,8 +323,8 @@ class MemberReader:
             raise
         except SourceError as error:
             which = f"row {sample.get('__row__')}, sample {sample.get('__sample_key__')!r}"
-            if content.refs:  # it may be the disk of the cache that fails
-                which += "; where the shard itself is whole, its copy is not: `sqlstream cache clear` has it fetched again"
+            if content.refs:
+                which += CURE_OF_COPY
             raise DamagedMemberError(f"{error} ({which})", url=shard.name) from error
         except OSError as error:
             if content.refs or isinstance(error, StorageError):  # of the cache, or named already
