@@ -1,8 +1,11 @@
-"""Starts Python processes of our own, which speak with their owner over a socket pair."""
+"""Starts Python processes of our own, which speak with their owner over a socket pair, and ends those of others with theirs."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import multiprocessing
+import multiprocessing.connection
 import os
 import select
 import signal
@@ -13,6 +16,9 @@ import threading
 from collections.abc import Mapping
 
 from sqlstream.process import locks
+
+_LOOK_SECONDS = 1.0
+"""Interval in which a process looks whether it has another parent. Arbitrary."""
 
 
 def start_child(
@@ -56,6 +62,29 @@ def start_child(
 def forget_child(process: subprocess.Popen[bytes]) -> None:
     """Drop, in a forked child, a process of the parent: else Popen warns, and waits for a process that is no child of ours."""
     process.returncode = 0
+
+
+def end_with_parent() -> None:
+    """Have this process, if `multiprocessing` has started it, end as soon as the one is gone that it was started for; once.
+
+    Torch's workers look for that between batches only, and compare with the parent that they have as they begin: one whose
+    trainer was killed before that would wait for work for ever, with its pins.
+    """
+    _watch(os.getpid())
+
+
+@functools.cache
+def _watch(_pid: int) -> None:
+    if (parent := multiprocessing.parent_process()) is not None:
+        threading.Thread(target=_end_with, args=(parent.pid, parent.sentinel), name="parent", daemon=True).start()
+
+
+def _end_with(parent_pid: int | None, sentinel: int) -> None:
+    is_child = os.getppid() == parent_pid  # a forkserver has others
+    while not multiprocessing.connection.wait([sentinel], _LOOK_SECONDS):  # siblings that were forked later keep it open, too
+        if is_child and os.getppid() != parent_pid:
+            break
+    os._exit(1)
 
 
 class ForkedChild:

@@ -10,6 +10,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from sqlstream.config import at_least, check_at_least
 from sqlstream.errors import ConfigError
+from sqlstream.process.children import end_with_parent
 from sqlstream.stream.engines import EngineMaker
 from sqlstream.stream.frameworks.accelerate import check_not_sharded_again
 from sqlstream.stream.frameworks.plain_loader import collates_samples, warn_of_ranks
@@ -49,6 +50,7 @@ class IteratedDataset(IterableDataset[Sample]):
             self._check_begun()
             if not self._schedule.is_announced:
                 if get_worker_info() is not None:
+                    end_with_parent()
                     self._check_plain_worker()
                 if self._counts_all_ranks:
                     warn_of_ranks(lambda: self._schedule.world, self._pipeline.engines.warnings)

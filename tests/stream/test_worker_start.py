@@ -1,17 +1,21 @@
-"""What a DataLoader worker does before its first batch: it imports nothing that its trainer has not."""
+"""What a DataLoader worker does before its first batch: it imports nothing that its trainer has not, and ends with it."""
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from PIL import Image
 
 from sqlstream.testing.servers import FaultyHttpServer
 from tests.goldens import FIXTURES
+from tests.processes import is_alive, wait_until
 
 _SCRIPT = """
 import sys
@@ -105,3 +109,45 @@ def test_a_worker_that_downloads_and_transforms_imports_nothing(tmp_path: Path) 
         command = [sys.executable, "-c", _SCRIPT, str(tmp_path / "photos.parquet"), str(tmp_path / "cache")]
         ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (ran.returncode, ran.stdout) == (0, "[]\n"), ran.stderr
+
+
+_KILLED_SCRIPT = """
+import functools, os, sys, time
+import torch
+from sqlstream import StreamingDataLoader, StreamingDataset
+
+def outlast(trainer, worker):
+    print(os.getpid(), flush=True)
+    while True:
+        time.sleep(0.01)
+        try:
+            os.kill(trainer, 0)
+        except ProcessLookupError:
+            return
+
+if __name__ == "__main__":
+    table, cache, kind, method = sys.argv[1:]
+    make = {"ours": StreamingDataLoader, "torch": torch.utils.data.DataLoader}[kind]
+    options = {"num_workers": 2, "multiprocessing_context": method, "worker_init_fn": functools.partial(outlast, os.getpid())}
+    next(iter(make(StreamingDataset(table, cache, shuffle_seed=0), batch_size=2, **options)))
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("kind", ["ours", "torch"])
+def test_workers_whose_trainer_is_killed_while_they_start_end(kind: str, method: str, tmp_path: Path) -> None:
+    """Torch's loop would compare with the parent that they have then, and wait for work for ever."""
+    table, script = tmp_path / "rows.parquet", tmp_path / "train.py"
+    pq.write_table(pa.table({"n": range(9)}), table)
+    script.write_text(_KILLED_SCRIPT)
+    command = [sys.executable, str(script), str(table), str(tmp_path / "cache"), kind, method]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as trainer:
+        assert trainer.stdout is not None
+        workers = [int(trainer.stdout.readline()) for _ in range(2)]
+        trainer.kill()
+        trainer.wait()
+        try:
+            assert wait_until(lambda: not any(map(is_alive, workers)), 60)
+        finally:
+            for worker in filter(is_alive, workers):
+                os.kill(worker, signal.SIGKILL)

@@ -12,6 +12,7 @@ from torch.utils.data import get_worker_info
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from sqlstream.errors import ConfigError
+from sqlstream.process.children import end_with_parent
 from sqlstream.stream.chain.global_rng import GeneratorLoan
 from sqlstream.stream.frameworks.lightning import HandedOut, LookingAhead
 from sqlstream.stream.run.delivery import Delivery
@@ -35,6 +36,7 @@ class InitWorker:
 
     def __call__(self, worker: int) -> None:
         """Begin a worker."""
+        end_with_parent()
         info = get_worker_info()
         assert info is not None
         self._join(info.dataset)
