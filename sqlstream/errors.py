@@ -189,3 +189,11 @@ class TooManyFailuresError(SqlStreamError):
 
 class StateError(SqlStreamError, ValueError):
     """A state_dict does not belong to this dataset."""
+
+
+def text_of(error: BaseException) -> str:
+    """Return type and text of an error of other code, whose text may fail itself."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return f"{type(error).__name__}: its text cannot be made"

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from sqlstream.config import AspectBuckets, Buckets, BucketValue, Lengths, VideoBuckets
-from sqlstream.errors import ConfigError
+from sqlstream.errors import ConfigError, text_of
 from sqlstream.index.file.index import Index
 from sqlstream.index.file.intact import is_there
 from sqlstream.index.file.workplace import Workplace, build_once, workplace
@@ -126,7 +126,7 @@ def _asked(buckets: Buckets, into: Callable[[Any], BucketValue], value: Any) -> 
         return into(value)
     except Exception as error:
         raise ConfigError(
-            f"batches by {buckets.by!r}: into= failed on {value!r}: {type(error).__name__}: {error}; have it give a bucket for "
+            f"batches by {buckets.by!r}: into= failed on {value!r}: {text_of(error)}; have it give a bucket for "
             "each value, or leave such rows out with where="
         ) from error
 

@@ -16,7 +16,7 @@ from functools import partial
 from itertools import count
 from typing import Any, Protocol, TypeVar
 
-from sqlstream.errors import SqlStreamError, TransformError
+from sqlstream.errors import SqlStreamError, TransformError, text_of
 from sqlstream.transforms.draw_free import GivenCode, draw_free
 from sqlstream.transforms.grounds import DrawFree
 from sqlstream.transforms.reading import LENT, OpenFiles
@@ -234,7 +234,7 @@ def transform_name(transform: Transform) -> str:
 
 def _failed(transform: Transform, sample: Sample, error: Exception) -> TransformError:
     return TransformError(
-        f"transform {transform_name(transform)} failed on {_describe(sample)}: {type(error).__name__}: {error}",
+        f"transform {transform_name(transform)} failed on {_describe(sample)}: {text_of(error)}",
         transform=transform_name(transform),
     )
 

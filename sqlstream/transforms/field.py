@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from sqlstream.errors import ConfigError, DecodeError, MissingDependencyError, TransformError
+from sqlstream.errors import ConfigError, DecodeError, MissingDependencyError, TransformError, text_of
 from sqlstream.transforms.base import Sample
 from sqlstream.transforms.optional import import_ahead
 from sqlstream.transforms.rng import PRIVATE_FIELDS
@@ -178,6 +178,6 @@ def with_names(error: Exception, transform: object, sample: Mapping[str, Any], f
         return error
     name = type(transform).__name__
     is_plain = isinstance(error, TransformError | DecodeError | ConfigError)
-    text = str(error) if is_plain else f"{type(error).__name__}: {error}"
+    text = str(error) if is_plain else text_of(error)
     kind_of = DecodeError if isinstance(error, DecodeError) else TransformError
     return kind_of(f"{name}: field {field!r}: {text}; {holds(sample)}", transform=name, field=field)

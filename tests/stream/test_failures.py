@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sqlstream import StreamingDataset
-from sqlstream.errors import StorageError, TooManyFailuresError
+from sqlstream import StreamingDataLoader, StreamingDataset
+from sqlstream.errors import StorageError, TooManyFailuresError, TransformError
 from tests.stream.tables import make_table
 
 
@@ -88,3 +88,44 @@ def test_a_row_whose_path_the_disk_refuses_fails_alone(tmp_path: Path) -> None:
 def test_a_source_whose_name_is_too_long_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"the source .*x\.csv cannot be read .*File name too long"):
         StreamingDataset(f"{tmp_path}/{'x' * 300}.csv", tmp_path / "cache")
+
+
+class _NoText(ValueError):
+    """One of a library whose text cannot be made: a field of it was lost on the way."""
+
+    def __str__(self) -> str:
+        raise AttributeError("args")
+
+    __repr__ = __str__
+
+
+class _OddText(ValueError):
+    """One that names a file whose name is no UTF-8."""
+
+    def __str__(self) -> str:
+        return "caf\udce9.jpg"
+
+
+@pytest.mark.parametrize(("kind", "text"), [(_NoText, "its text cannot be made"), (_OddText, r"caf\udce9.jpg")])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_error_whose_text_is_odd_fails_its_sample_alone(
+    kind: type[ValueError], text: str, num_workers: int, tmp_path: Path
+) -> None:
+    def fail(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["__row__"] == 3:
+            raise kind
+        return {"row": sample["__row__"]}
+
+    options: dict[str, Any] = {"transforms": [fail], "show_progress": False, "shuffle_seed": -1}
+    with StreamingDataset(
+        make_table(tmp_path, 9), tmp_path / "cache", on_error="skip", max_failure_ratio=1.0, **options
+    ) as some:
+        loader = StreamingDataLoader(some, batch_size=4, num_workers=num_workers)
+        assert sorted(row for batch in loader for row in batch["row"].tolist()) == [0, 1, 2, 4, 5, 6, 7, 8]
+        (failure,) = some.cache.failures()
+        assert failure.error.endswith(f"{kind.__name__}: {text}")
+    with (
+        StreamingDataset(make_table(tmp_path, 9), tmp_path / "cache", on_error="raise", **options) as some,
+        pytest.raises(TransformError, match=f"transform fail failed on sample .*{kind.__name__}: "),
+    ):
+        list(StreamingDataLoader(some, batch_size=4, num_workers=num_workers))

@@ -53,8 +53,16 @@ def record_failures(tx: LedgerTransaction, failed: Iterable[Failure]) -> None:
         "INSERT INTO failure (url, error, count, last_at, row, step) VALUES (?, ?, ?, ?, ?, ?) "
         "ON CONFLICT (url, error) DO UPDATE SET count = count + excluded.count, last_at = excluded.last_at, "
         "row = coalesce(excluded.row, row), step = coalesce(excluded.step, step)",
-        [(redact(f.url), redact_text(f.error)[:MAX_ERROR_CHARACTERS], f.count, now, f.row, f.step) for f in failed],
+        [
+            (_as_utf8(redact(f.url)), _as_utf8(redact_text(f.error)[:MAX_ERROR_CHARACTERS]), f.count, now, f.row, f.step)
+            for f in failed
+        ],
     )
+
+
+def _as_utf8(text: str) -> str:
+    """Return a text that SQLite takes: names of files that are no UTF-8 come in errors as halves of surrogate pairs."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def failures(ledger: Ledger) -> list[FailureRecord]:

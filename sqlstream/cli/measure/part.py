@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sqlstream.errors import SampleError, StorageError, TransformError
+from sqlstream.errors import SampleError, StorageError, TransformError, text_of
 
 if TYPE_CHECKING:
     from sqlstream.stream.dataset import StreamingDataset
@@ -134,9 +134,7 @@ def _values(measure: Measure, function: Callable[..., Any], sample: dict[str, An
     try:
         found = function(sample)
     except Exception as error:
-        raise TransformError(
-            f"--transform {measure.transform} failed on row {number}: {type(error).__name__}: {error}"
-        ) from error
+        raise TransformError(f"--transform {measure.transform} failed on row {number}: {text_of(error)}") from error
     values = found if isinstance(found, dict) else dict.fromkeys(measure.columns if len(measure.columns) == 1 else (), found)
     missing = [name for name in measure.columns if values.get(name) is None]
     if missing:

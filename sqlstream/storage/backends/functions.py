@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 
-from sqlstream.errors import ConfigError
+from sqlstream.errors import ConfigError, text_of
 from sqlstream.storage.base.urls import redact_text
 
 
@@ -32,7 +32,7 @@ def load_function(option: str, name: str, search_path: Sequence[str]) -> Callabl
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"{option}={name!r} is not there ({error}): {cure}") from error
     except BaseException as error:  # sys.exit, too: only the module raises in the helper's threads
-        text = redact_text(f"{type(error).__name__}: {error}")
+        text = redact_text(text_of(error))
         raise ConfigError(f"{option}={name!r} cannot be imported ({text}): mend its module") from error
     if not callable(found):
         raise ConfigError(f"{option}={name!r} is a {type(found).__name__}, which cannot be called: name a function")

@@ -23,6 +23,7 @@ from sqlstream.errors import (
     ObjectNotFoundError,
     StorageError,
     TransientStorageError,
+    text_of,
 )
 from sqlstream.storage.backends.functions import load_function
 from sqlstream.storage.base.access import OWN, Access, provided_scheme
@@ -115,7 +116,7 @@ class Provider:
             yield
         except BaseException as error:  # sys.exit, too: only the function raises in the helper's threads
             where = redact(url)
-            said = redact_text(f"{type(error).__name__}: {error}")
+            said = redact_text(text_of(error))
             text = f"{self.name} raised {said}"
             ours = _kind_of(error, url)
             if callable(close := getattr(error, "close", None)):  # urllib's is an open answer
@@ -294,7 +295,7 @@ class _FileStream:
             if close is not None:
                 close()
         except Exception as error:
-            where, said = redact(self.info.url), redact_text(f"{type(error).__name__}: {error}")
+            where, said = redact(self.info.url), redact_text(text_of(error))
             _logger.warning("%s: the file that %s returned cannot be closed: %s", where, self._provider.name, said)
 
 

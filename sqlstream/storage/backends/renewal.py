@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from sqlstream.config.storage import copied
-from sqlstream.errors import AccessDeniedError, ConfigError, StorageError, TransientStorageError
+from sqlstream.errors import AccessDeniedError, ConfigError, StorageError, TransientStorageError, text_of
 from sqlstream.storage.backends.functions import load_function
 from sqlstream.storage.base.credentials import is_credential_option
 from sqlstream.storage.base.protocols import ObjectInfo, ObjectStream, RangeBytes, Storage, writer_of
@@ -190,7 +190,7 @@ class CredentialSource:
         except ConfigError:
             raise
         except BaseException as error:  # sys.exit, too: nothing but the function can raise in this thread
-            text = redact_text(f"{type(error).__name__}: {error}")
+            text = redact_text(text_of(error))
             raise TransientStorageError(f"{self.name} raised {text}") from error
         if not isinstance(given, Mapping):
             raise ConfigError(f"{self.name} gave a {type(given).__name__}: return a dict of storage_options and expires_at")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sqlstream.config import OnLong, Packs
-from sqlstream.errors import ConfigError, SampleError, TransformError
+from sqlstream.errors import ConfigError, SampleError, TransformError, text_of
 from sqlstream.index.lengths import LengthTable
 from sqlstream.order import pack_window
 from sqlstream.transforms.base import Chain, Sample
@@ -138,7 +138,7 @@ class Packer:
         except SampleError:
             raise
         except Exception as error:
-            raise SampleError(f"row {row} has no length: {measure!r} raised {type(error).__name__}: {error}") from error
+            raise SampleError(f"row {row} has no length: {measure!r} raised {text_of(error)}") from error
         if length < 1:
             raise SampleError(f"row {row} has length {length}: leave empty rows out with where=, or by a transform")
         if length > packs.capacity and packs.on_long is OnLong.RAISE:

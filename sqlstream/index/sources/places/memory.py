@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from sqlstream.errors import ConfigError, SchemaError, SourceError, SqlStreamError
+from sqlstream.errors import ConfigError, SchemaError, SourceError, SqlStreamError, text_of
 from sqlstream.index.sources.base.base import BATCH_ROWS, plain_batch, plain_schema
 from sqlstream.index.sources.base.spool import Spool
 from sqlstream.index.sources.places.python_rows import (
@@ -263,7 +263,7 @@ def _asked(items: Iterable[Any], name: str) -> Iterator[Any]:
 
 def _raised(error: Exception, name: str, when: str) -> SourceError:
     """Return our error for what the user's code raised."""
-    said = redact_text(f"{type(error).__name__}: {error}")
+    said = redact_text(text_of(error))
     return SourceError(f"{name} raised {said}, {when}: no index was built of it")
 
 
