@@ -76,6 +76,30 @@ def test_with_few_descriptors_it_works_or_names_the_limit(photos: Photos, tmp_pa
     assert answer == f"{photos.num} right" or "ulimit -n" in answer
 
 
+LOCAL_SHARDS = """
+import os, resource, sys
+from pathlib import Path
+from sqlstream import StreamingDataLoader, StreamingDataset
+from tests.stream.shards import tar_of
+
+def main():
+    _, dst, report = sys.argv[1:]
+    folder = Path(dst).parent / "shards"
+    folder.mkdir()
+    for shard in range(40):
+        (folder / f"s-{shard:03}.tar").write_bytes(tar_of([(f"{number}", {"cls": b"%d" % number}) for number in range(5)]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    with StreamingDataset(f"{folder}/*.tar", dst=dst, on_error="raise", shuffle_seed=1, cache_limit="10mb") as dataset:
+        rows = [row for batch in StreamingDataLoader(dataset, batch_size=4, num_workers=2) for row in batch["__row__"].tolist()]
+    with open(report, "w") as file:
+        file.write(f"{len(rows)} {sorted(rows) == list(range(200))}")
+"""
+
+
+def test_local_shards_leave_descriptors_to_the_rest_of_a_worker(photos: Photos, tmp_path: Path) -> None:
+    assert answer_of(LOCAL_SHARDS, '"$@"', photos, tmp_path) == "200 True"
+
+
 NO_THREADS = """
 import sys, threading
 from sqlstream import StreamingDataset

@@ -68,6 +68,8 @@ def lost_file(path: str, error: OSError) -> StorageError:
         return ObjectNotFoundError(f"{path} is gone since it was indexed: {cure}", url=path)
     if isinstance(error, PermissionError):
         return AccessDeniedError(f"{path} may not be read since it was indexed: check its permissions", url=path)
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return StorageError(f"{path} cannot be opened ({error.strerror}): raise `ulimit -n`", url=path)
     return StorageError(f"{path} cannot be read since it was indexed ({error}): check its disk or mount", url=path)
 
 

@@ -8,6 +8,7 @@ worker.
 from __future__ import annotations
 
 import os
+import resource
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,6 +47,8 @@ _MAX_KNOWN = 4096
 """Shards whose names for the cache are kept; arbitrary."""
 _MAX_OPEN = 64
 """Local shards that stay open: those of a default `shuffle_window`."""
+_SHARE_OPEN = 8
+"""They take at most one in so many of the descriptors that a process may have; of 64, a worker wants some 40 for the rest."""
 
 
 @dataclass(slots=True, eq=False)
@@ -164,6 +167,7 @@ class MemberReader:
         """The last epoch, and the unit that is wished in it."""
         self._shards: dict[int, ReadableShard] = {}
         self._open: OrderedDict[int, OpenShard] = OrderedDict()
+        self._most_open = max(1, min(_MAX_OPEN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _SHARE_OPEN))
 
     def note_changed(self) -> None:
         """See `MemberContent.note_changed`."""
@@ -365,7 +369,7 @@ class MemberReader:
         if found is None:
             found = OpenShard(shard.file.url)
         opened[shard.number] = found
-        while len(opened) > _MAX_OPEN:
+        while len(opened) > self._most_open:
             try:
                 opened.popitem(last=False)
             except KeyError:  # another thread has removed it
