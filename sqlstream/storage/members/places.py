@@ -7,12 +7,24 @@ import sys
 from array import array
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from sqlstream.storage.members.entries import Span
 
 _SMALL, _LARGE = "I", "Q"
 _MAX_SMALL = (1 << 32) - 1
+
+
+class SlicedBytes(Protocol):
+    """Bytes of which slices may be taken."""
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        ...
+
+    def __getitem__(self, where: slice, /) -> bytes:
+        """Return some of them."""
+        ...
 
 
 class SamplePart(NamedTuple):

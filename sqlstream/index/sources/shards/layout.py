@@ -12,7 +12,7 @@ from sqlstream.index.sources.shards.samples import ShardSamples
 from sqlstream.index.types.models import SourceFile
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.protocols import RemoteReader, Unpack, ZipRecord
-from sqlstream.storage.members.places import SamplePart
+from sqlstream.storage.members.places import SamplePart, SlicedBytes
 
 CURE_OF_COPY = "; where the shard itself is whole, its copy is not: `sqlstream cache clear` has it fetched again"
 """Ends what is said of damage in bytes that came out of the cache: it may be the cache's disk that fails."""
@@ -23,8 +23,14 @@ class ReadPart(NamedTuple):
 
     name: str
     """Its column."""
-    data: bytes
+    data: SlicedBytes
+    """`bytes`, but where `are_values_slices`: there a large part is read slice by slice."""
     part: SamplePart
+
+    @property
+    def whole(self) -> bytes:
+        """All of its bytes."""
+        return self.data if isinstance(self.data, bytes) else self.data[:]
 
 
 class ShardFiles(Protocol):
@@ -102,6 +108,11 @@ class MembersAreBytes:
         return False
 
     @property
+    def are_values_slices(self) -> bool:
+        """Each value is all of a part."""
+        return False
+
+    @property
     def reading(self) -> object:
         """Nothing: values are bytes."""
         return None
@@ -142,6 +153,11 @@ class ShardLayout(Protocol):
 
     def identity(self) -> object:
         """Return what a fingerprint must tell apart, beside the shard's file (JSON)."""
+        ...
+
+    @property
+    def are_values_slices(self) -> bool:
+        """Each value is made of a slice of a part, the others of which need not be read for it."""
         ...
 
     @property

@@ -76,6 +76,11 @@ class MdsLayout(PartsAreValues):
         return {"mds": asdict(self.shard), **members}
 
     @property
+    def are_values_slices(self) -> bool:
+        """Samples of MDS begin with the sizes of their values; those of split formats are lines."""
+        return self.shard.meta is None
+
+    @property
     def reading(self) -> object:
         """Return whether values are decoded, by which encodings."""
         return [self.is_decoded, [list(column) for column in self.shard.columns]]
@@ -150,9 +155,11 @@ class MdsLayout(PartsAreValues):
         (part,) = parts
         decoder = self._decoder
         there = [name for name in wanted if name in decoder.names]
-        if self.is_decoded or isinstance(decoder, RowDecoder):
+        if isinstance(decoder, RowDecoder):
+            return decoder.decode(part.whole, there)
+        if self.is_decoded:
             return decoder.decode(part.data, there)
-        spans = decoder.spans(part.data)
+        spans = decoder.spans(part.data[: decoder.head_bytes], len(part.data))
         return {name: part.data[slice(*spans[name])] for name in there}
 
 

@@ -75,7 +75,7 @@ class RecordShard(PartsAreValues, MembersAreBytes):
         """Return the values of a sample."""
         del name
         (part,) = parts
-        record = RecordDecoder(self.layout).decode(part.data)
+        record = RecordDecoder(self.layout).decode(part.whole)
         return {column: record[column] for column in wanted if column in record}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sqlstream.errors import DamagedShardError, SourceError
 from sqlstream.index.sources.shards.columns import PartsBuilder, Texts
@@ -76,7 +77,7 @@ class TarShard(MembersAreBytes):
             )
         return samples
 
-    def values(self, parts: Sequence[ReadPart], wanted: Sequence[str], name: str) -> dict[str, bytes]:  # noqa: ARG002 - all are
+    def values(self, parts: Sequence[ReadPart], wanted: Sequence[str], name: str) -> dict[str, Any]:  # noqa: ARG002 - all are
         """Return the content of members."""
         return {part.name: part.data for part in parts}
 

@@ -105,14 +105,14 @@ def _part(member: ZipMember) -> SamplePart:
 def _content(part: ReadPart, shard: str) -> bytes:
     """Return the content of a member, whose local header must have the name that the directory has."""
     method, stored_size, size, crc, of_name = part.part.facts
-    written = local_name(part.data)
+    written = local_name(part.whole)
     if zlib.crc32(written.encode()) != of_name:
         raise SourceError(
             f"{shard}: the member at byte {part.part.offset} is {written[:200]!r} by its local header, and has another name in "
             "the directory: the archive is damaged, or made to deceive"
         )
     start = part.part.offset
-    return content(part.data, ZipMember(written, start, start + part.part.size, method, stored_size, size, crc), shard)
+    return content(part.whole, ZipMember(written, start, start + part.part.size, method, stored_size, size, crc), shard)
 
 
 def _contents(samples: ShardSamples, wanted: Sequence[str], source: ShardBytes, shard: str) -> dict[int, bytes]:

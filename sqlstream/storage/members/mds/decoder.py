@@ -26,6 +26,7 @@ import numpy.typing as npt
 from sqlstream.errors import DecodeError, MissingDependencyError
 from sqlstream.storage.members.mds.coders import ADDED
 from sqlstream.storage.members.mds.shards import MdsColumn
+from sqlstream.storage.members.places import SlicedBytes
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -93,27 +94,28 @@ class MdsDecoder:
             start = stop
         return found
 
-    def decode(self, data: Buffer, wanted: Sequence[str] | None = None) -> dict[str, Any]:
+    def decode(self, data: Buffer | SlicedBytes, wanted: Sequence[str] | None = None) -> dict[str, Any]:
         """Return the values of a sample by column, in stored order.
 
         Args:
-            data: The sample.
+            data: The sample, of which only slices are taken.
             wanted: Columns to decode; None: all.
 
         Raises:
             DecodeError: The sample or a value is damaged; or a column is refused, or not there.
             MissingDependencyError: The column holds images, and Pillow is not installed.
         """
-        lengths = iter(self._lengths(data, len(data)))
-        sample, name, start = {}, "", self._head.size
-        try:
-            for name, size, decode in self._plan:
-                stop = start + (size or next(lengths))
-                if wanted is None or name in wanted:
-                    sample[name] = decode(data[start:stop])
-                start = stop
-        except Exception as error:
-            raise self._named(name, error) from error
+        lengths = iter(self._lengths(data[: self._head.size], len(data)))
+        sample, start = {}, self._head.size
+        for name, size, decode in self._plan:
+            stop = start + (size or next(lengths))
+            if wanted is None or name in wanted:
+                value = data[start:stop]
+                try:
+                    sample[name] = decode(value)
+                except Exception as error:
+                    raise self._named(name, error) from error
+            start = stop
         if wanted is not None and len(sample) < len(wanted):
             for name in wanted:
                 self._check_there(name)

@@ -12,14 +12,14 @@ import resource
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sqlstream.cache.session import AnyHold, CacheSession, ObjectParts, ObjectRef
 from sqlstream.config import MemberForm, SampleOptions, ShardUnit
-from sqlstream.errors import DamagedMemberError, MissingFieldError, SourceChangedError, SourceError, StorageError
+from sqlstream.errors import DamagedMemberError, DecodeError, MissingFieldError, SourceChangedError, SourceError, StorageError
 from sqlstream.index.build.shards import SamplePlace, Shard
 from sqlstream.index.sources.base.access import indexed_status, lost_file
-from sqlstream.index.sources.shards.layout import CURE_OF_COPY, ReadPart
+from sqlstream.index.sources.shards.layout import CURE_OF_COPY
 from sqlstream.index.sources.shards.samples import SAMPLE
 from sqlstream.index.types.models import Column
 from sqlstream.storage.base import urls
@@ -310,36 +310,50 @@ class MemberReader:
 
     def fill(self, sample: Sample, content: MemberContent, hold: AnyHold | None, first: int) -> None:
         """Put the content of a row into its sample; see `MemberContent.fill`."""
-        shard, names = content.shard, self.names
+        shard, wanted = content.shard, self._lacking(sample)
         try:
             if content.refs and hold is not None:
-                read = self._read_held(content, hold, first)
+                values = self._values_held(content, hold, first, wanted)
             elif any(part.size for part in content.parts):
                 opened = self._local(shard)
-                here = (Located(WHOLE, opened.descriptor),)
-                read = [read_part(str(names[part.column]), part, here, shard) for part in content.parts]
+                values = self._values(content, (Located(WHOLE, opened.descriptor),), wanted)
                 check_unchanged(shard.file, os.fstat(opened.descriptor))  # after reading: it may be written to meanwhile
             else:
-                read = [read_part(str(names[part.column]), part, (), shard) for part in content.parts]
-            if read:
-                sample.update(shard.layout.values(read, self._lacking(sample), shard.name))
+                values = self._values(content, (), wanted)
+            sample.update(values)
         except SourceChangedError:
             raise
-        except SourceError as error:
+        except (SourceError, DecodeError) as error:
+            self._check_local(content)
             which = f"row {sample.get('__row__')}, sample {sample.get('__sample_key__')!r}"
             if content.refs:
                 which += CURE_OF_COPY
+            if isinstance(error, DecodeError):
+                raise DecodeError(f"{shard.name}: {error} ({which})", **error.context) from error
             raise DamagedMemberError(f"{error} ({which})", url=shard.name) from error
         except OSError as error:
             if content.refs or isinstance(error, StorageError):  # of the cache, or named already
                 raise
-            if (found := self._open.get(shard.number)) is not None:
-                check_unchanged(shard.file, os.fstat(found.descriptor))
+            self._check_local(content)
             raise lost_file(shard.name, error) from error
 
-    def _read_held(self, content: MemberContent, hold: AnyHold, first: int) -> list[ReadPart]:
-        """Return the parts of a sample with their bytes, from the objects that a hold has."""
-        shard, refs, names = content.shard, hold.refs[first:], self.names
+    def _values(self, content: MemberContent, objects: Sequence[Located], wanted: Sequence[str]) -> dict[str, Any]:
+        """Return the values of a sample by column, from the files that have its bytes."""
+        shard, names = content.shard, self.names
+        if not content.parts:
+            return {}
+        read = [read_part(str(names[part.column]), part, objects, shard) for part in content.parts]
+        return shard.layout.values(read, wanted, shard.name)
+
+    def _check_local(self, content: MemberContent) -> None:
+        """Raise SourceChangedError if what could not be read is a local shard that is not what was indexed."""
+        shard = content.shard
+        if not content.refs and (found := self._open.get(shard.number)) is not None:
+            check_unchanged(shard.file, os.fstat(found.descriptor))
+
+    def _values_held(self, content: MemberContent, hold: AnyHold, first: int, wanted: Sequence[str]) -> dict[str, Any]:
+        """Return the values of a sample by column, from the objects that a hold has."""
+        shard, refs = content.shard, hold.refs[first:]
         if refs[0].key != content.refs[0].key:  # the cache has the other unit: that is asked for from now on
             is_whole = shard.parts is not None and refs[0].key == shard.parts.key
             shard.unit = ShardUnit.WHOLE if is_whole else ShardUnit.MEMBERS
@@ -355,7 +369,7 @@ class MemberReader:
                 raise lost_copy(path, shard.name, "removed") from error
             objects.append(Located(ref.span or WHOLE, opened[-1].descriptor))
         try:
-            return [read_part(str(names[part.column]), part, objects, shard) for part in content.parts]
+            return self._values(content, objects, wanted)
         except SourceChangedError as error:
             for ref, path, found in zip(refs, hold.paths[first:], objects, strict=True):
                 if ref.size_bytes is not None and os.fstat(found.descriptor).st_size < ref.size_bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +22,11 @@ from sqlstream.storage.members.places import SamplePart
 
 WHOLE: Span = (0, 1 << 62)
 """All bytes of a shard."""
+
+
+_LATE_BYTES = 128 << 10
+"""From here on C's allocator gets memory for a copy from the system, and each page of it is a fault: 887 us for a copy of a MiB
+that was read in 35 (m). Below, a second system call costs as much as the copy."""
 
 
 class OpenShard:
@@ -65,11 +70,32 @@ class ReadableShard:
         """In what unit the cache has it in this epoch, where that is another than was wished."""
 
 
+class LateBytes:
+    """The bytes of a large part, read as they are asked for: none that is not wanted, and none that is copied from the rest.
+
+    Args:
+        read: (offset, number of bytes) → bytes of the part.
+        size: Bytes of the part.
+    """
+
+    __slots__ = ("_read", "_size")
+
+    def __init__(self, read: Callable[[int, int], bytes], size: int) -> None:
+        self._read, self._size = read, size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, where: slice) -> bytes:
+        start, stop, _ = where.indices(self._size)
+        return self._read(start, stop - start) if stop > start else b""
+
+
 def read_part(name: str, part: SamplePart, objects: Sequence[Located], shard: ReadableShard) -> ReadPart:
     """Return a part with its bytes.
 
     Raises:
-        SourceChangedError: The shard ends before them.
+        SourceChangedError: The shard ends before them; of `LateBytes`, as they are read.
         SourceError: Its table does not say where they are.
     """
     if shard.unpack is not None:
@@ -81,12 +107,18 @@ def read_part(name: str, part: SamplePart, objects: Sequence[Located], shard: Re
     (first, stop), descriptor = objects[0]
     if start < first or stop < end:
         (first, _), descriptor = next(some for some in objects if some.span[0] <= start and end <= some.span[1])
-    data = _read_at(descriptor, start - first, size)
-    if len(data) < size:
-        raise SourceChangedError(
-            f"{shard.name} ends before byte {end}, where {name!r} of a row was when it was indexed: open the dataset again"
-        )
-    return ReadPart(name, data, part)
+
+    def read(offset: int, num_bytes: int) -> bytes:
+        data = _read_at(descriptor, start - first + offset, num_bytes)
+        if len(data) < num_bytes:
+            raise SourceChangedError(
+                f"{shard.name} ends before byte {end}, where {f'{name!r} of ' if name else ''}a row was when it was indexed: "
+                "open the dataset again"
+            )
+        return data
+
+    is_late = size >= _LATE_BYTES and shard.layout.are_values_slices
+    return ReadPart(name, LateBytes(read, size) if is_late else read(0, size), part)
 
 
 def _read_at(descriptor: int, offset: int, size: int) -> bytes:
