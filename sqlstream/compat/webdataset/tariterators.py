@@ -30,6 +30,7 @@ from sqlstream.compat.webdataset.tar_files import (
 from sqlstream.index.sources.base.derived import SOURCE_COLUMN
 from sqlstream.index.sources.places.wildcard import has_wildcard
 from sqlstream.storage.base.urls import is_remote, local_path, without_file
+from sqlstream.stream.run.shared.memory import shared_bytes
 from sqlstream.transforms.rng import PRIVATE_FIELDS
 
 _ADDED = ("__shard__", "__sample_key__", "__row__", "__epoch__", *PRIVATE_FIELDS)
@@ -55,8 +56,15 @@ class FromRow(EachSample):
         super().__init__()
         self.select_files, self.rename_files = select_files, rename_files
         self.calls_given_code = select_files is not None or rename_files is not None
-        self.has_selected = self.has_kept = False
-        """Members of some sample were looked at, in this process; one of them was wanted."""
+        self._looks = shared_bytes(2) if self.calls_given_code else None  # [2]
+        """No member of a sample was wanted; a member of one was. Workers of a loader, which make its samples, write there."""
+        self._noted = set[bool]()
+        """What this process has written there, which takes 2 us."""
+
+    @property
+    def keeps_nothing(self) -> bool:
+        """No member of the samples that this process and its workers have made was wanted, and there were some."""
+        return self._looks is not None and self._looks.tolist() == [1, 0]
 
     @property
     def given(self) -> tuple[Callable[[str], Any], ...]:
@@ -79,7 +87,9 @@ class FromRow(EachSample):
     def _selected(self, sample: dict[str, Any]) -> Any:
         made: dict[str, Any] = {name: sample.pop(name) for name in ("__key__", "__url__", "__local_path__") if name in sample}
         parts = self._named(made, sample)
-        self.has_selected, self.has_kept = True, self.has_kept or bool(parts)
+        if self._looks is not None and bool(parts) not in self._noted:
+            self._noted.add(bool(parts))
+            self._looks[int(bool(parts))] = 1
         return {**made, **parts} if parts else Outcome.DROPPED
 
     def _named(self, made: dict[str, Any], parts: dict[str, Any]) -> dict[str, Any]:

@@ -171,11 +171,12 @@ class Plan:
     def check_kept(self) -> None:
         """Raise ValueError if `select_files` has left nothing of all samples, and that is asked.
 
-        One of several processes cannot tell: of samples that are kept by their number's parity, one of two workers has none.
+        One of several ranks, or of several workers of torch's loader, cannot tell: of samples that are kept by their number's
+        parity, one of two has none.
         """
-        reader, worker = self.reader.from_row, get_worker_info()
+        worker = get_worker_info()
         num_processes = distributed.read_world().world_size * (1 if worker is None else worker.num_workers)
-        if self.has_empty_check and reader.has_selected and not reader.has_kept and num_processes == 1:
+        if self.has_empty_check and self.reader.from_row.keeps_nothing and num_processes == 1:
             raise ValueError(
                 "select_files keeps no member of any sample: it is given names such as 'photos/0001.jpg': correct it, or give "
                 "empty_check=False"

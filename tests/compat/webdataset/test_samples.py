@@ -108,14 +108,15 @@ def test_stages_make_what_those_of_webdataset_make(folder: Path) -> None:
 def test_files_of_which_none_is_selected_are_an_error_unless_that_is_not_looked_at(tmp_path: Path) -> None:
     urls = numbered(tmp_path / "shards")
     with opened(urls, tmp_path, select_files=lambda name: name.endswith(".jpg")) as dataset:
-        for samples in (dataset, dataset.repeat(), wds.WebLoader(dataset, batch_size=4)):
+        for samples in (dataset, dataset.repeat(), *(wds.WebLoader(dataset, num_workers=count) for count in (0, 1, 2))):
             with pytest.raises(ValueError, match="select_files keeps no member of any sample"):
                 list(samples)
     with opened(urls, tmp_path, select_files=lambda _: False, empty_check=False) as dataset:
         assert list(dataset) == []
     with opened(urls, tmp_path, select_files=lambda name: name.startswith(KEYS[-1])) as dataset:
         for num_workers in (2, 1):  # one of two has none of what is kept
-            assert len(list(DataLoader(dataset, batch_size=None, num_workers=num_workers))) == 1
+            for loader in (DataLoader, wds.WebLoader):
+                assert len(list(loader(dataset, batch_size=None, num_workers=num_workers))) == 1
         assert [sample["__key__"] for sample in dataset] == [KEYS[-1]]
         assert list(dataset.select(lambda _: False)) == []
 
