@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -105,3 +106,11 @@ def test_source_options_refuse_what_is_no_text_and_what_is_no_encoding(name: str
 def test_source_options_take_every_name_of_an_encoding() -> None:
     for name in ("UTF8", "utf-16", "UTF-32-BE", "latin-1", "cp1252", "shift_jis", "gb18030"):
         assert SourceOptions(encoding=name).encoding == name
+
+
+def test_check_at_least_returns_whole_numbers_of_python_that_have_64_bits() -> None:
+    assert type(check_at_least("epoch", np.int32(3), 0)) is int  # type: ignore[call-overload]  # a number of numpy
+    assert check_at_least("epoch", 2**63 - 1, 0) == 2**63 - 1
+    assert check_at_least("max_failure_ratio", 0.5, 0.0) == 0.5
+    with pytest.raises(ConfigError, match=r"epoch=9223372036854775808 is out of range: give at most 2\*\*63 - 1"):
+        check_at_least("epoch", 2**63, 0)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sqlstream.config.batches import BucketMap, Buckets
     from sqlstream.config.bucket_maps import AspectBuckets, BucketValue, Lengths, VideoBuckets
-    from sqlstream.config.checks import Word, at_least, check_at_least, names_of, word_of
+    from sqlstream.config.checks import INT64_MAX, Word, check_at_least, names_of, word_of
     from sqlstream.config.packs import LengthFunction, OnLong, PackFunction, Packs
     from sqlstream.config.samples import (
         DEFAULT_PREFETCH,
@@ -44,6 +44,7 @@ __all__ = [
     "DEFAULT_KEY_COLUMN",
     "DEFAULT_PREFETCH",
     "DEFAULT_RETAINED",
+    "INT64_MAX",
     "AsItIs",
     "AspectBuckets",
     "BucketMap",
@@ -71,7 +72,6 @@ __all__ = [
     "StorageOptions",
     "VideoBuckets",
     "Word",
-    "at_least",
     "cache_error_policy",
     "check_at_least",
     "default_cache_directory",
@@ -83,6 +83,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "INT64_MAX": "sqlstream.config.checks",
     "AS_IT_IS": "sqlstream.sizes",
     "AsItIs": "sqlstream.sizes",
     "AspectBuckets": "sqlstream.config.bucket_maps",
@@ -115,7 +116,6 @@ _HOMES = {
     "VideoBuckets": "sqlstream.config.bucket_maps",
     "Word": "sqlstream.config.checks",
     "cache_error_policy": "sqlstream.config.samples",
-    "at_least": "sqlstream.config.checks",
     "check_at_least": "sqlstream.config.checks",
     "default_cache_directory": "sqlstream.environment",
     "names_of": "sqlstream.config.checks",

@@ -8,7 +8,7 @@ from numbers import Integral
 from typing import Any, TypeAlias
 
 from sqlstream.config.bucket_maps import AspectBuckets, BucketValue, Lengths, VideoBuckets
-from sqlstream.config.checks import at_least
+from sqlstream.config.checks import check_at_least
 from sqlstream.errors import ConfigError
 
 BucketMap: TypeAlias = AspectBuckets | Lengths | VideoBuckets | Callable[[Any], BucketValue]
@@ -94,17 +94,19 @@ class Buckets:
                 f"give one of them (they are {size!r} and {tokens!r}), which is part of the order"
             )
         if tokens is not None:
-            object.__setattr__(self, "global_batch_tokens", at_least("Buckets: global_batch_tokens", tokens, 1))
+            object.__setattr__(self, "global_batch_tokens", check_at_least("Buckets: global_batch_tokens", tokens, 1))
         elif isinstance(size, Mapping):
-            sizes = {bucket: at_least(f"Buckets: global_batch_size of {bucket!r}", own, 1) for bucket, own in size.items()}
+            sizes = {
+                bucket: check_at_least(f"Buckets: global_batch_size of {bucket!r}", own, 1) for bucket, own in size.items()
+            }
             object.__setattr__(self, "global_batch_size", sizes)
         elif size is not None:
-            object.__setattr__(self, "global_batch_size", at_least("Buckets: global_batch_size", size, 1))
+            object.__setattr__(self, "global_batch_size", check_at_least("Buckets: global_batch_size", size, 1))
         for name, value in (("rank_multiple", self.rank_multiple), ("tokens", self.tokens)):
             if value is not None and tokens is None:
                 raise ConfigError(f"Buckets: {name}= is for a budget: give global_batch_tokens, or leave it out")
         if self.rank_multiple is not None:
-            object.__setattr__(self, "rank_multiple", at_least("Buckets: rank_multiple", self.rank_multiple, 1))
+            object.__setattr__(self, "rank_multiple", check_at_least("Buckets: rank_multiple", self.rank_multiple, 1))
 
     @property
     def pads(self) -> bool:

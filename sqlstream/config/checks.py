@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import TypeVar
+from typing import TypeVar, overload
 
 from sqlstream.errors import ConfigError
 
 Word = TypeVar("Word", bound=StrEnum)
+INT64_MAX = 2**63 - 1
+"""The largest whole number of 64 bits."""
 
 
 def word_of(option: str, value: str, kind: type[Word]) -> Word:
@@ -45,18 +47,18 @@ def names_of(option: str, names: Sequence[str] | None, what: str = "column names
     return found
 
 
-def at_least(name: str, value: int, least: int) -> int:
-    """Return a whole number that is `least` or more as one of Python's: numpy's overflow, and JSON does not take them.
+@overload
+def check_at_least(name: str, value: int, least: int) -> int: ...
+@overload
+def check_at_least(name: str, value: float, least: float) -> float: ...
+def check_at_least(name: str, value: float, least: float) -> float:
+    """Return a number that is `least` or more; where that is a whole number, as one of Python's, below 2**63.
+
+    Whole numbers of numpy overflow, and JSON does not take them. Positions, and what shares memory, have 64 bits.
 
     Raises:
-        ConfigError: It is below, or no whole number.
+        ConfigError: It is out of range, or no such number.
     """
-    check_at_least(name, value, least)
-    return int(value)
-
-
-def check_at_least(name: str, value: float, least: float) -> None:
-    """Raise ConfigError, with name and value, if `value` is below `least`, or no whole number although `least` is one."""
     must_be_whole = isinstance(least, int)
     try:
         is_right = not isinstance(value, bool) and not (value % 1 and must_be_whole)
@@ -66,3 +68,6 @@ def check_at_least(name: str, value: float, least: float) -> None:
         raise ConfigError(f"{name}={value!r} is no {'whole number' if must_be_whole else 'number'}: give {least} or more")
     if value < least:
         raise ConfigError(f"{name}={value!r} is out of range: give {least} or more")
+    if must_be_whole and value > INT64_MAX:
+        raise ConfigError(f"{name}={value!r} is out of range: give at most 2**63 - 1")
+    return int(value) if must_be_whole else value

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
 
-from sqlstream.config.checks import at_least, check_at_least, names_of, word_of
+from sqlstream.config.checks import check_at_least, names_of, word_of
 from sqlstream.errors import ConfigError
 from sqlstream.sizes import parse_bytes
 
@@ -31,7 +31,7 @@ class LazyOptions:
 
     def __post_init__(self) -> None:
         """Check ranges."""
-        object.__setattr__(self, "chunk_rows", at_least("lazy_index_chunk_size", self.chunk_rows, 1))
+        object.__setattr__(self, "chunk_rows", check_at_least("lazy_index_chunk_size", self.chunk_rows, 1))
         check_at_least("lazy_index_num_threads", self.num_threads, 1)
         check_at_least("lazy_index_prefetch_factor", self.num_ahead, 0)
 
@@ -272,7 +272,7 @@ class IndexOptions(SourceOptions):
                 raise ConfigError(f"{name}={text!r} is no text: give it as SQL, or as the name of a column")
         for field, name in (("max_size", "max_size"), ("max_index_files", "max_index_files_to_use")):
             if (limit := getattr(self, field)) is not None:
-                object.__setattr__(self, field, at_least(name, limit, 1))
+                object.__setattr__(self, field, check_at_least(name, limit, 1))
         if self.join is not None and self.lazy is not None:
             raise ConfigError(
                 "join needs all rows, which lazy_index_chunk_size leaves in their files: leave one of them out, or write a "

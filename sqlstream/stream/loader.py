@@ -12,7 +12,7 @@ from typing import Any, Literal
 from torch.utils.data import DataLoader, default_collate
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from sqlstream.config import AS_IT_IS, AsItIs, at_least
+from sqlstream.config import AS_IT_IS, AsItIs, check_at_least
 from sqlstream.errors import ConfigError, UnknownLengthError
 from sqlstream.stream.chain.global_rng import GeneratorLoan
 from sqlstream.stream.frameworks.accelerate import (
@@ -120,7 +120,7 @@ class StreamingDataLoader(DataLoader[Sample]):
         elif isinstance(batch_size, AsItIs):
             batch_size = 1
         if batch_size is not None:
-            batch_size = at_least("batch_size", batch_size, 1)
+            batch_size = check_at_least("batch_size", batch_size, 1)
         self._batch_options = BatchOptions(
             batch_size=batch_size or 1,
             drop_last=bool(drop_last),

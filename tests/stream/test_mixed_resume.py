@@ -46,6 +46,20 @@ def test_a_refused_state_leaves_the_turns_of_a_mixture_as_they_were(tmp_path: Pa
         assert other.epoch() == batches
 
 
+def test_an_epoch_beyond_what_64_bits_count_is_refused_by_its_number(tmp_path: Path) -> None:
+    with MixedJob(tmp_path, 1, 0, 16, epoch_size=1 << 40) as job:
+        loader = job.loaders[0]
+        loader.set_epoch((1 << 23) - 2)
+        assert len(next(iter(loader))) == 16
+        loader.set_epoch(1 << 30)
+        with pytest.raises(ConfigError, match=r"epoch=1073741824 .* epoch_size=1099511627776 .* an epoch below 8388607"):
+            next(iter(loader))
+        with pytest.raises(ConfigError, match="epoch=9223372036854775808 is out of range"):
+            loader.set_epoch(1 << 63)
+        with pytest.raises(StateError, match="epoch=9223372036854775808 in the state is not a count"):
+            loader.load_state_dict(loader.state_dict() | {"epoch": 1 << 63})
+
+
 # -- streams that come and go ----
 
 BEFORE = {"web": 30, "code": 18}  # 4 steps an epoch

@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from sqlstream.config import check_at_least
+from sqlstream.config import INT64_MAX, check_at_least
 from sqlstream.errors import ConfigError, StateError
 from sqlstream.order.order import Draws, Order, check_positions
 from sqlstream.order.permute import Int64Array
@@ -70,7 +70,16 @@ class TurnLayout:
         return max(1, self.turn_size // self.num_parts)
 
     def places(self, epoch: int, positions: Int64Array) -> TurnPlaces:
-        """Return turns and places of positions of an epoch, within the part of each."""
+        """Return turns and places of positions of an epoch, within the part of each.
+
+        Raises:
+            ConfigError: The run up to the end of this epoch has more positions than 64 bits count.
+        """
+        if (epoch + 1) * self.epoch_size > INT64_MAX:
+            raise ConfigError(
+                f"epoch={epoch} of a mixture with epoch_size={self.epoch_size} is out of range: the epochs up to its end have "
+                f"more than 2**63 - 1 samples; give a smaller epoch_size, or an epoch below {INT64_MAX // self.epoch_size}"
+            )
         of_part = positions if self.num_parts == 1 else positions // self.num_parts  # [n]
         of_part = epoch * (self.epoch_size // self.num_parts) + of_part  # [n]
         if self.part_turn == 1:

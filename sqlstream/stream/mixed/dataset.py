@@ -9,7 +9,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from sqlstream.config import DEFAULT_PREFETCH, SampleOptions, at_least, word_of
+from sqlstream.config import DEFAULT_PREFETCH, SampleOptions, check_at_least, word_of
 from sqlstream.errors import ConfigError
 from sqlstream.order import ScheduleType
 from sqlstream.stream.dataset import StreamingDataset
@@ -116,7 +116,7 @@ class MixedDataset(IteratedDataset):
             )
             _warn_of_lost(shares, plan)
             if block is not None:
-                block = at_least("block", block, 1)
+                block = check_at_least("block", block, 1)
             elif kind is ScheduleType.RANDOM_ORDER:
                 block = SHUFFLED_BLOCK
             self._run = MixtureRun.begin(

@@ -9,7 +9,7 @@ from enum import StrEnum
 from fractions import Fraction
 from typing import TypeAlias
 
-from sqlstream.config import at_least
+from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError
 from sqlstream.order import (
     ENDLESS,
@@ -174,7 +174,7 @@ def plan_mixture(
     """
     _check(shares, weights=weights, temperature=temperature, stop=stop)
     if epoch_size is not None:
-        epoch_size = at_least("epoch_size", epoch_size, 1)
+        epoch_size = check_at_least("epoch_size", epoch_size, 1)
     names, sizes = tuple(share.name for share in shares), tuple(share.size for share in shares)
     known_size = None if None in sizes else sum(size or 0 for size in sizes)
     changes: tuple[tuple[int, tuple[int, ...]], ...] = ()
@@ -226,7 +226,7 @@ def scheduled(weights: MixtureWeights, names: Sequence[str]) -> list[Scheduled]:
             raise ConfigError(f"weights={items} are {len(items)} for {len(names)} streams ({_list(names)}): give one for each")
         return [(0, dict(zip(names, items, strict=True)))]  # type: ignore[arg-type]  # numbers, as whole_weights checks
     steps: list[Scheduled] = [(step, _named(named, names)) for step, named in items]  # type: ignore[misc]  # checked above
-    steps = [(at_least("step of weights", step, 0), named) for step, named in steps]
+    steps = [(check_at_least("step of weights", step, 0), named) for step, named in steps]
     starts = [step for step, _ in steps]
     if starts[:1] != [0] or sorted(set(starts)) != starts:
         raise ConfigError(f"weights by step at {starts}: the first must be at 0, and each later than the one before")
@@ -273,7 +273,7 @@ def _groups(shares: Sequence[StreamShare]) -> list[str]:
 
 def _chosen(share: StreamShare) -> int | None:
     if share.choose is not None:
-        return at_least(f"choose of stream {share.name!r}", share.choose, 0)
+        return check_at_least(f"choose of stream {share.name!r}", share.choose, 0)
     return share.size if share.repeat is None or share.size is None else absolute_choose(share.repeat, share.size)
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import get_worker_info
 
-from sqlstream.config import at_least, check_at_least
+from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError, StateError
 from sqlstream.order import Order, StepPartition, Stepped, Steps, StepShare, StreamBatches
 from sqlstream.stream.mixture.batched_streams import check_batched
@@ -68,7 +68,7 @@ class SteppedOptions:
         """Check ranges."""
         for name in ("epoch_size", "lanes"):
             if (number := getattr(self, name)) is not None:
-                object.__setattr__(self, name, at_least(name, number, 1))
+                object.__setattr__(self, name, check_at_least(name, number, 1))
 
 
 class SteppedRun:
@@ -276,7 +276,7 @@ class SteppedRun:
             StateError: The step is handed out or planned already.
         """
         first = self._first_free()
-        start = first if at_step is None else at_least("at_step", at_step, 0)
+        start = first if at_step is None else check_at_least("at_step", at_step, 0)
         if start < first:
             raise StateError(
                 f"the weights cannot change at_step={at_step}: the first possible step is {first}, since what comes before is "

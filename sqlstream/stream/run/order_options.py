@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from torch.utils.data import get_worker_info
 
 from sqlstream import distributed
-from sqlstream.config import Buckets, Packs, at_least, check_at_least
+from sqlstream.config import Buckets, Packs, check_at_least
 from sqlstream.errors import ConfigError
 from sqlstream.index.weights import WeightsSpec
 from sqlstream.order import Tail
@@ -130,7 +130,7 @@ class OrderOptions:
         object.__setattr__(self, "shuffle_seed", _whole_seed(self.shuffle_seed))
         for name in ("epoch_size", "batch_size", "num_canonical_nodes"):
             if (number := getattr(self, name)) is not None:
-                object.__setattr__(self, name, at_least(name, number, 1))
+                object.__setattr__(self, name, check_at_least(name, number, 1))
         self._check_batches()
         if isinstance(self.shuffle_block_size, str):
             if self.shuffle_block_size != AUTO_BLOCKS:

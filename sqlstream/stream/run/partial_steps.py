@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sqlstream.config import INT64_MAX
 from sqlstream.errors import StateError
 from sqlstream.order import Int64Array, Partition
 
@@ -109,8 +110,8 @@ def check_counts(owner: str, names: tuple[str, ...], state: Mapping[str, object]
     """Raise StateError if one of the values with these names is no count."""
     for name in names:
         value = state[name]
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise StateError(f"{name}={value!r} in {owner} is not a count: give 0 or more")
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= INT64_MAX:
+            raise StateError(f"{name}={value!r} in {owner} is not a count: give 0 or more, and at most 2**63 - 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from sqlstream.config import at_least
+from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError, StateError
 from sqlstream.stream.run.positions import JobPosition
 from sqlstream.stream.run.schedule import Schedule
@@ -38,7 +38,7 @@ def reweight(schedule: Schedule, weights: Any, at_step: int | None, at_epoch: in
         return
     if at_epoch is not None:
         raise ConfigError(f"at_step={at_step} is a step of the epoch under way, at_epoch={at_epoch} another: give one of them")
-    at_step = at_least("at_step", at_step, 0)
+    at_step = check_at_least("at_step", at_step, 0)
     following = first_free(schedule, prefetch)
     epoch, num_steps = schedule.place.epoch, schedule.num_steps if schedule.has_end else math.inf
     first = following.consumed // schedule.step_size if following.epoch == epoch else num_steps
@@ -59,7 +59,7 @@ def _epoch_of_change(schedule: Schedule, at_epoch: int | None, prefetch: int) ->
     if not schedule.has_end:
         raise ConfigError("the weights cannot change with the next epoch, since stop='never' has none: give at_step=")
     if at_epoch is not None:
-        at_epoch = at_least("at_epoch", at_epoch, 0)
+        at_epoch = check_at_least("at_epoch", at_epoch, 0)
     if schedule.is_endless:  # the next epoch is planned within the iteration of this one
         following, free = schedule.place, first_free(schedule, prefetch)
     else:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from torch.utils.data import get_worker_info
 
-from sqlstream.config import at_least
+from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError, StateError, UnknownLengthError
 from sqlstream.order import Mixed, Order, Partition, Steps, Tail, is_counted
 from sqlstream.stream.run.delivery import Delivery, advanced, begun, processed
@@ -431,7 +431,7 @@ class Schedule:
             epoch = self._delivery.start.job.epoch
         else:
             epoch = self.counter.next.epoch if self._progress is None else self._progress.share.epoch
-        job = JobPosition(epoch, at_least("num_samples", num_samples, 0))
+        job = JobPosition(epoch, check_at_least("num_samples", num_samples, 0))
         return JobPosition(epoch + 1, 0) if self._is_over(job) else job
 
 
