@@ -204,6 +204,10 @@ def test_a_sample_that_fails_ends_the_writing_which_goes_on_when_it_may_be_left_
         (("--format", "tar", "--columns", "caption=a", "score=a"), "has 'a' twice"),
         (("--format", "tar", "--transform", "no_such_module:f"), "--transform no_such_module:f: No module named"),
         (("--format", "tar", "--transform", "json"), "is not MODULE:FUNCTION"),
+        (
+            ("--format", "tar", "--transform", "json:loads", "--columns", "id", "text=txt"),
+            "--columns text=txt: with --transform its",
+        ),
         (("--format", "tar", "--transform", "json:decoder"), "is a module, and nothing that can be called"),
         (("--format", "tar", "--resume", "--overwrite"), "give one of them"),
         (("--format", "mds", "--columns", "caption:str32"), "encoding 'str32' is unknown"),

@@ -130,6 +130,11 @@ def _write(options: argparse.Namespace) -> dict[str, object]:
                 f"--{name.replace('_', '-')} is of {' and '.join(formats)}, and not of {options.format}: leave it out"
             )
     fields = parse_fields(options.columns)
+    if options.transform is not None and (named := [field for field in fields if field.name is not None]):
+        raise ConfigError(
+            f"--columns {named[0].column}={named[0].name}: with --transform its function names what is written: have it return "
+            f"{named[0].name!r}, and leave the name out"
+        )
     part = _part(options.part)
     write_options = WriteOptions(
         exist_ok=options.overwrite,
