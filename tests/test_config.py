@@ -112,5 +112,5 @@ def test_check_at_least_returns_whole_numbers_of_python_that_have_64_bits() -> N
     assert type(check_at_least("epoch", np.int32(3), 0)) is int  # type: ignore[call-overload]  # a number of numpy
     assert check_at_least("epoch", 2**63 - 1, 0) == 2**63 - 1
     assert check_at_least("max_failure_ratio", 0.5, 0.0) == 0.5
-    with pytest.raises(ConfigError, match=r"epoch=9223372036854775808 is out of range: give at most 2\*\*63 - 1"):
+    with pytest.raises(ConfigError, match="epoch=9223372036854775808 is out of range: give at most 9223372036854775807"):
         check_at_least("epoch", 2**63, 0)

@@ -61,7 +61,7 @@ def _checked_sizes(name: str, sizes: object, form: str, what: str) -> list[tuple
         raise ConfigError(f"{name} has no size: give at least one {form}")
     for size in found:
         for number in size:
-            check_at_least(f"{name}: a {what} of {size}", number, 1)
+            check_at_least(f"{name}: a {what} of {size}", number, 1, most=math.inf)  # it is compared, and counts nothing
     if len(set(found)) < len(found):
         twice = next(size for size in found if found.count(size) > 1)
         raise ConfigError(f"{name} has {twice} twice: give each size once")
@@ -246,7 +246,7 @@ class Lengths:
         except TypeError:
             raise ConfigError(f"Lengths: bounds={self.bounds!r} is no list of numbers") from None
         for bound in self.bounds:
-            check_at_least("Lengths: a bound", bound, 1)
+            check_at_least("Lengths: a bound", bound, 1, most=math.inf)
         if not self.bounds or any(low >= high for low, high in pairwise(self.bounds)):
             raise ConfigError(f"Lengths: bounds={self.bounds!r} must be at least one, each above the one before")
 

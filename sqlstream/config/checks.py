@@ -48,11 +48,11 @@ def names_of(option: str, names: Sequence[str] | None, what: str = "column names
 
 
 @overload
-def check_at_least(name: str, value: int, least: int) -> int: ...
+def check_at_least(name: str, value: int, least: int, most: float = INT64_MAX) -> int: ...
 @overload
 def check_at_least(name: str, value: float, least: float) -> float: ...
-def check_at_least(name: str, value: float, least: float) -> float:
-    """Return a number that is `least` or more; where that is a whole number, as one of Python's, below 2**63.
+def check_at_least(name: str, value: float, least: float, most: float = INT64_MAX) -> float:
+    """Return a number that is `least` or more; where that is a whole number, as one of Python's, and `most` or less.
 
     Whole numbers of numpy overflow, and JSON does not take them. Positions, and what shares memory, have 64 bits.
 
@@ -68,6 +68,6 @@ def check_at_least(name: str, value: float, least: float) -> float:
         raise ConfigError(f"{name}={value!r} is no {'whole number' if must_be_whole else 'number'}: give {least} or more")
     if value < least:
         raise ConfigError(f"{name}={value!r} is out of range: give {least} or more")
-    if must_be_whole and value > INT64_MAX:
-        raise ConfigError(f"{name}={value!r} is out of range: give at most 2**63 - 1")
+    if must_be_whole and value > most:
+        raise ConfigError(f"{name}={value!r} is out of range: give at most {most}")
     return int(value) if must_be_whole else value
