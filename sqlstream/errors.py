@@ -192,8 +192,8 @@ class StateError(SqlStreamError, ValueError):
 
 
 def text_of(error: BaseException) -> str:
-    """Return type and text of an error of other code, whose text may fail itself."""
+    """Return type and text of an error of other code, whose text may fail itself, or have what no file or log takes."""
     try:
-        return f"{type(error).__name__}: {error}"
+        return f"{type(error).__name__}: {error}".encode(errors="backslashreplace").decode()
     except Exception:
         return f"{type(error).__name__}: its text cannot be made"
