@@ -107,18 +107,24 @@ def read_part(name: str, part: SamplePart, objects: Sequence[Located], shard: Re
     (first, stop), descriptor = objects[0]
     if start < first or stop < end:
         (first, _), descriptor = next(some for some in objects if some.span[0] <= start and end <= some.span[1])
-
-    def read(offset: int, num_bytes: int) -> bytes:
-        data = _read_at(descriptor, start - first + offset, num_bytes)
-        if len(data) < num_bytes:
-            raise SourceChangedError(
-                f"{shard.name} ends before byte {end}, where {f'{name!r} of ' if name else ''}a row was when it was indexed: "
-                "open the dataset again"
-            )
-        return data
-
+    read = partial(_read_some, shard, name, end, descriptor, start - first)
     is_late = size >= _LATE_BYTES and shard.layout.are_values_slices
     return ReadPart(name, LateBytes(read, size) if is_late else read(0, size), part)
+
+
+def _read_some(shard: ReadableShard, name: str, end: int, descriptor: int, at: int, offset: int, size: int) -> bytes:
+    """Return bytes of a part, which begins at `at` of a file and ends at `end` of its shard.
+
+    Raises:
+        SourceChangedError: The file ends before them.
+    """
+    data = _read_at(descriptor, at + offset, size)
+    if len(data) < size:
+        where = f"{name!r} of a row" if name else "a row"
+        raise SourceChangedError(
+            f"{shard.name} ends before byte {end}, where {where} was when it was indexed: open the dataset again"
+        )
+    return data
 
 
 def _read_at(descriptor: int, offset: int, size: int) -> bytes:
