@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import feather
 
-from sqlstream.errors import ConfigError, IndexDatabaseError, SchemaError, SourceChangedError, SourceError
+from sqlstream.errors import ConfigError, IndexDatabaseError, SchemaError, SourceChangedError, SourceError, StorageError
 from sqlstream.index.build import build as build_module
 from sqlstream.index.file import writer as writer_module
 from sqlstream.index.file.index import Index
@@ -413,3 +413,23 @@ def test_rows_go_into_the_file_in_bounded_statements(tmp_path: Path) -> None:
     assert len(all_rows(index)) == 300
     assert np.array_equal(index.row_ids(np.arange(300)), np.arange(300))
     assert writer_module._ROWS_A_STATEMENT * 501 > 32_766  # else this tests nothing
+
+
+def test_where_a_second_thread_does_not_start_arrow_which_would_wait_for_ever_is_not_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    start = threading.Thread.start
+    started: list[threading.Thread] = []
+
+    def start_one(thread: threading.Thread) -> None:
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_one)
+    with pytest.raises(StorageError, match=r"read .*numbers\.csv \(can't start new thread\): raise `ulimit -u`"):
+        build(tmp_path, numbers(tmp_path / "numbers.csv"))
+    assert not started[0].is_alive()
+    monkeypatch.undo()
+    assert len(all_rows(build(tmp_path, numbers(tmp_path / "numbers.csv")))) == 10

@@ -42,6 +42,7 @@ from sqlstream.index.sql.expressions import with_where
 from sqlstream.index.types.models import SourceFile, ruled
 from sqlstream.index.types.pandas_import import load_pandas
 from sqlstream.index.types.values import declared
+from sqlstream.process.threads import check_threads
 from sqlstream.progress import Progress, progress
 from sqlstream.sample_types import SAMPLE_FIELDS
 from sqlstream.storage.base import urls
@@ -156,6 +157,7 @@ def _open_base(
     index.provenance = plan.provenance
 
     def build(place: Workplace) -> Index:
+        check_threads(f"read {plan.src}")
         temporary = place.temporary()
         num_known = _start_from_relative(plan, options, target, directory, temporary)
         _build(plan, options, place, reading, (target, temporary, num_known))

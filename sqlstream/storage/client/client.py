@@ -18,6 +18,7 @@ from functools import partial
 from sqlstream.config import StorageOptions
 from sqlstream.errors import CacheClosedError, SqlStreamError, StorageError
 from sqlstream.process import fork, interrupts, locks
+from sqlstream.process.threads import no_thread
 from sqlstream.storage.client.outstanding import Answer, Ended, HelperUser, Outstanding, Question, Sink, Unanswered, cancelled
 from sqlstream.storage.client.process import HelperProcess
 from sqlstream.storage.client.starter import STARTER
@@ -245,7 +246,8 @@ class HelperClient:
             try:
                 helper = HelperProcess(self._options, self._timing, self._environment)
             except OSError as error:
-                raise StorageError(f"the helper process does not start: {error}", errno=error.errno) from error
+                text = f"the helper process does not start: {error}: see `ulimit -u` and `ulimit -n`"
+                raise StorageError(text, errno=error.errno) from error
             self._unreaped[helper] = _start_receiver(self._receive, helper)
             self._helper = helper
         return self._helper
@@ -378,8 +380,7 @@ def _start_receiver(receive: Callable[[HelperProcess], None], helper: HelperProc
         helper.close()
         if not isinstance(error, RuntimeError | MemoryError):
             raise
-        text = f"no thread can be started to read from the helper process ({error}): raise `ulimit -u`"
-        raise StorageError(text) from error
+        raise no_thread("read from the helper process", error) from error
     return thread
 
 
