@@ -123,10 +123,11 @@ class AvDecoder:
     def _first_pts(self) -> int:
         """Return when the first frame is shown, in units of the time base.
 
-        A key frame's packet has the time, so the frame need not be decoded.
+        A key frame's packet has the time, so the frame need not be decoded; unless an edit list hides it, as where a video was
+        cut without encoding it anew.
         """
         packet = next(self._container.demux(self._stream), None)
-        if packet is not None and packet.is_keyframe and packet.pts is not None:
+        if packet is not None and packet.is_keyframe and not packet.is_discard and packet.pts is not None:
             return int(packet.pts)
         self._container.close()
         self._open()

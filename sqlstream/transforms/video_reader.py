@@ -1,8 +1,8 @@
 """Frames of a video at given times, by the fastest decoder that is installed and reads the file.
 
 For frames at scattered moments torchcodec is tried first, for the frames of a clip PyAV; then the other one. decord is used
-where neither is installed, or where it is asked for. PyAV alone reads MPEG-TS (the other two give wrong frames there). A file
-that one decoder cannot read goes to the next.
+where neither is installed, or where it is asked for. PyAV alone reads MPEG-TS and AVI (the other two give wrong frames there).
+A file that one decoder cannot read goes to the next.
 
 A reader belongs to the process that opened it: decord's hangs after a fork, torchcodec's shares a file position with the
 parent. So it cannot be pickled, and refuses to work in another process.
@@ -194,11 +194,11 @@ def decoders_for(source: Source, options: ReaderOptions) -> Iterator[tuple[str, 
     preferred = options.decoder
     if preferred is not None and find(DECODERS[preferred][0]) is None:
         raise MissingDependencyError(f"decoder={preferred!r} does not import here: install it, or leave the option out")
-    is_stream = is_transport_stream(source)
+    is_for_pyav = _is_for_pyav(source)
     is_any = False
     for name in _names(options):
         module, open_decoder = DECODERS[name]
-        if (is_stream and name != "PyAV") or (library := find(module)) is None:
+        if (is_for_pyav and name != "PyAV") or (library := find(module)) is None:
             continue
         if name == "decord" and (is_any or not _suits_decord(find("av"), source)):
             continue  # a file that failed in another decoder may end the process in decord
@@ -215,8 +215,8 @@ def _suits_decord(av: Any | None, source: Source) -> bool:
 
     Without PyAV it is not known: then decord is tried.
 
-    decord gives wrong frames of HEVC's open groups of pictures; damaged AVI files made it end the process (3 of some 700 in a
-    fuzzing run).
+    decord gives wrong frames of HEVC's open groups of pictures, and counts those that an edit list hides; damaged AVI files
+    made it end the process (3 of some 700 in a fuzzing run).
     """
     if av is None:
         return True
@@ -225,13 +225,17 @@ def _suits_decord(av: Any | None, source: Source) -> bool:
             stream = container.streams.video[0]
             is_known = not _DECORD_FORMATS.isdisjoint(container.format.name.split(","))
             codec = stream.codec_context
-            return is_known and codec.name not in _NOT_FOR_DECORD and codec.width * codec.height <= _MAX_PIXELS
+            if not is_known or codec.name in _NOT_FOR_DECORD or codec.width * codec.height > _MAX_PIXELS:
+                return False
+            return not next(container.demux(stream)).is_discard
     except Exception:  # a file that PyAV cannot open may end the process in decord
         return False
 
 
-def is_transport_stream(source: Source) -> bool:
-    """Return whether the file is MPEG-TS: its packets of 188 bytes (192 with times) begin with 0x47.
+def _is_for_pyav(source: Source) -> bool:
+    """Return whether the file is MPEG-TS or AVI, of which torchcodec and decord give wrong frames.
+
+    Packets of MPEG-TS, of 188 bytes (192 with times), begin with 0x47. AVI has no times: with B frames, torchcodec's are late.
 
     Raises:
         DecodeError: The file cannot be read.
@@ -240,7 +244,8 @@ def is_transport_stream(source: Source) -> bool:
         head = source[:600] if isinstance(source, bytes) else _head(source, 600)
     except OSError as error:
         raise DecodeError(f"{source!r} cannot be read: {error}") from error
-    return any(
+    is_avi = head.startswith(b"RIFF") and head[8:12] in (b"AVI ", b"AVIX")
+    return is_avi or any(
         len(head) > first + 2 * step and all(head[first + k * step] == 0x47 for k in range(3))
         for first, step in ((0, 188), (4, 192))
     )

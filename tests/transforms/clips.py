@@ -69,7 +69,7 @@ def video(
         stream.codec_context.gop_size = gop
         stream.codec_context.time_base = Fraction(1, FPS)
         stream.options = {"preset": "ultrafast", "crf": "18"} if codec == "libx264" else {}
-        if codec == "libx264":
+        if codec in ("libx264", "mpeg4"):
             stream.codec_context.max_b_frames = 2
         if codec == "libsvtav1":
             stream.options = {"preset": "12", "crf": "12"}
@@ -81,6 +81,25 @@ def video(
         output.mux(stream.encode(None))
         if voice is not None:
             mux_sound(output, voice, num_frames / FPS)
+    return file.getvalue()
+
+
+@functools.cache
+def cut(num_frames: int, container: str = "mp4") -> bytes:
+    """The video from a frame on, cut as `ffmpeg -ss -c copy` does: what it keeps before it, from a key frame, is not shown."""
+    file, start = io.BytesIO(), Fraction(num_frames, FPS)
+    source: Any
+    with av.open(io.BytesIO(video(sound=True))) as source, av.open(file, "w", format=container) as output:
+        streams = {stream: output.add_stream_from_template(stream) for stream in source.streams}
+        source.seek(int(start * av.time_base))
+        for packet in source.demux():
+            if packet.dts is None or packet.pts is None or packet.time_base is None:
+                continue  # the end
+            late = round(start / packet.time_base)
+            if packet.stream.type == "video" or packet.pts >= late:
+                packet.pts, packet.dts = packet.pts - late, packet.dts - late
+                packet.stream = streams[packet.stream]
+                output.mux(packet)
     return file.getvalue()
 
 

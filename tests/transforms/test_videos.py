@@ -34,7 +34,7 @@ from sqlstream.transforms.video import (
 from sqlstream.transforms.video_decoders import AvDecoder
 from sqlstream.transforms.video_reader import DECODERS, VideoReader
 
-from .clips import HEIGHT, WIDTH, mux_sound, numbers, pitch, times_of, video
+from .clips import FPS, HEIGHT, WIDTH, cut, mux_sound, numbers, pitch, times_of, video
 
 LIBRARIES = {name: module for name, (module, _) in DECODERS.items()}
 KINDS: dict[str, dict[str, Any]] = {
@@ -86,10 +86,26 @@ def test_every_decoder_gives_exactly_the_frames_of_a_sequential_decode(library: 
     reader.close()
 
 
+@pytest.mark.parametrize("container", ["mp4", "mov"])
+def test_a_video_that_was_cut_without_encoding_begins_at_its_first_shown_frame(library: str, container: str) -> None:
+    frames = VideoReader(cut(17, container)).frames_at(np.arange(43) / FPS)
+    assert numbers(frames.pixels) == list(range(17, 60)), library
+    assert np.abs(frames.times - np.arange(43) / FPS).max() < 2e-3
+
+
+def test_the_sound_of_a_cut_video_goes_with_its_frames() -> None:
+    decode = DecodeVideoAndAudioTransform("v", "frames", "sound", "rate", 12, random_offset=False, frame_format="tensor")
+    sample = decode({"v": cut(17), **sample_at()})
+    assert numbers(sample["frames"]) == list(range(17, 29))
+    assert pitch(sample["sound"], sample["rate"]) == pytest.approx(200 + 400 * 23 / FPS, abs=20)
+
+
 def test_files_that_a_decoder_reads_wrongly_go_to_another_one(library: str) -> None:
     assert VideoReader(video(container="mpegts")).name == "PyAV"
     assert VideoReader(video(container="mpegts", codec="libx264", gop=250)).name == "PyAV"
+    assert VideoReader(video(container="avi", codec="mpeg4")).name == "PyAV"
     if library == "decord":
+        assert VideoReader(cut(17)).name == "PyAV"
         assert VideoReader(video(codec="libsvtav1")).name == "PyAV"
         assert VideoReader(video(codec="libx265")).name == "PyAV"
     assert VideoReader(video()).name == library
