@@ -27,7 +27,7 @@ from sqlstream.index.sorted_rows import LAYOUT_VERSION, SortedRows, checked_ids,
 from sqlstream.index.sql.expressions import one_expression, rows_of
 from sqlstream.index.sql.sandbox import Sandbox
 from sqlstream.index.types.models import FORMAT_VERSION, ROW, fingerprint, quote
-from sqlstream.index.types.values import numbers_of
+from sqlstream.index.types.values import columns_of, numbers_of
 from sqlstream.order.permute import Int64Array
 from sqlstream.progress import progress
 
@@ -128,7 +128,7 @@ def _evaluate(
     ):
         _, batches = sandbox.run(sandbox.statement, tuning.rows_at_a_time)
         for batch in batches:
-            rows, values = zip(*batch, strict=True)
+            rows, values = columns_of(batch)
             ids = checked_ids(rows, index, f"packs by {length!r}")  # [n]
             values = values if column is None else numbers_of(column, values)
             by_id[ids] = _whole_numbers(length, rows, values)

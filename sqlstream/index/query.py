@@ -21,6 +21,7 @@ from sqlstream.index.sql.syntax_trees import renamed_columns
 from sqlstream.index.types.arrow import table_of
 from sqlstream.index.types.models import VIEWS, fingerprint
 from sqlstream.index.types.result_column import ResultColumn
+from sqlstream.index.types.values import columns_of
 
 _ROWS_AT_A_TIME = 8192
 
@@ -62,7 +63,7 @@ def query_rows(index: Index, sql: str, options: IndexOptions, directory: Path) -
         read, renamed = sandbox.columns_read, renamed_columns(sql)
         kinds = [ResultColumn(logical.get(name.lower(), name), index, read, renamed) for name in names]
         rows = list(chain.from_iterable(batches))
-    for kind, values in zip(kinds, zip(*rows, strict=True), strict=False):  # of an empty result there are none
+    for kind, values in zip(kinds, columns_of(rows), strict=False):  # of an empty result there are none
         kind.look_at(values)
     fields = [known.get(name) or kind.field(None) for name, kind in zip(names, kinds, strict=True)]
     shown = [name if kind.name in names else kind.name for name, kind in zip(names, kinds, strict=True)]  # `row_1` beside `row`

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import datetime as dt
+import gc
 import json
 import math
 import pickle
@@ -27,6 +28,7 @@ from sqlstream.index.export import ExportOptions, export
 from sqlstream.index.file.index import Index
 from sqlstream.index.sql.sandbox import run_query
 from sqlstream.index.types.arrow import arrays_of
+from sqlstream.index.types.values import columns_of
 from sqlstream.sample_types import SAMPLE_FIELDS
 from tests.index.sources import all_rows, build
 
@@ -328,3 +330,18 @@ def test_texts_come_back_from_an_exported_file(extension: str, names: list[str],
     path = export(build(tmp_path, table), ExportOptions(extension=extension), tmp_path)[""].path
     wanted = texts if len(names) > 1 or extension != ".csv" else [text or "" for text in texts]  # a blank line is no row
     assert [row["text"] for row in all_rows(build(tmp_path, path))] == wanted
+
+
+def test_columns_of_rows_are_made_without_an_object_for_each_row() -> None:
+    rows = [(number, str(number)) for number in range(5000)]
+    gc.collect()
+    gc.disable()
+    try:
+        before = gc.get_count()[0]
+        columns = columns_of(rows)
+        num_made = gc.get_count()[0] - before
+    finally:
+        gc.enable()
+    assert num_made < 100
+    assert columns == list(zip(*rows, strict=True))
+    assert columns_of([]) == []

@@ -34,7 +34,7 @@ from sqlstream.index.sources.base.derived import SOURCE_COLUMN, DerivedRows, bel
 from sqlstream.index.sources.plan.source_plan import JoinedSource, SourcePlan
 from sqlstream.index.types.models import MOMENT_DIGITS, ROW, Column, quote
 from sqlstream.index.types.schema import normalise
-from sqlstream.index.types.values import Encoded, decoder, encode_named, encoding
+from sqlstream.index.types.values import Encoded, columns_of, decoder, encode_named, encoding
 from sqlstream.index.types.views import padded_moments
 from sqlstream.progress import progress
 from sqlstream.sample_types import SAMPLE_FIELDS
@@ -293,7 +293,7 @@ class JoinedTables:
                 is_kept &= has_partner
                 nothing = (None,) * (1 + len(columns))
                 of_rows = [nothing if row is None else row for row in of_rows]
-            of_columns = list(zip(*of_rows, strict=True))[1:]
+            of_columns = columns_of(of_rows)[1:]
             for column, values in zip(columns, map(list, of_columns), strict=True):
                 name = names[column.name]
                 stored[name] = Encoded(values, column.has_nan)

@@ -31,7 +31,7 @@ from sqlstream.index.sql.sandbox import Sandbox
 from sqlstream.index.sql.syntax_trees import given_names, keeps_rows, renamed_columns
 from sqlstream.index.types.models import ANY, FORMAT_VERSION, ROW, Column, SelectionInfo, fingerprint
 from sqlstream.index.types.result_column import ResultColumn
-from sqlstream.index.types.values import encoding
+from sqlstream.index.types.values import columns_of, encoding
 from sqlstream.progress import Progress, progress
 from sqlstream.sample_types import SAMPLE_FIELDS
 
@@ -248,7 +248,7 @@ class _Filter:
             for name in missing:  # allowed, see _check_columns
                 writer.add_column(pa.field(name, pa.null()), "BLOB")
             for rows in _limited(batches, self._options.max_size, bar):
-                columns = list(zip(*rows, strict=True))
+                columns = columns_of(rows)
                 ids = row_ids(columns[0], self._base, self.query) if hidden else ()
                 if content is not None:
                     content.add(list(map(int, ids)))

@@ -23,7 +23,7 @@ from sqlstream.index.sql.sqlite_engine import SqliteEngine
 from sqlstream.index.sql.syntax_trees import check_distinct, judges_rows, renamed_columns
 from sqlstream.index.sql.table import QueriedTable
 from sqlstream.index.types.result_column import ResultColumn
-from sqlstream.index.types.values import unsigned_back
+from sqlstream.index.types.values import columns_of, unsigned_back
 
 DEFAULT_LIMITS = QueryLimits()
 BUDGET_SECONDS = DEFAULT_LIMITS.seconds
@@ -185,7 +185,7 @@ def run_query(
         logical = {column.physical.lower(): column.name for column in index.sql_columns}
         read, renamed = sandbox.columns_read, renamed_columns(sql)
         kinds = [ResultColumn(logical.get(name.lower(), name), index, read, renamed) for name in names]
-    for kind, values in zip(kinds, zip(*rows, strict=True), strict=False):  # of an empty result there are none
+    for kind, values in zip(kinds, columns_of(rows), strict=False):  # of an empty result there are none
         kind.look_at(values)
     if not any(are_unsigned := [pa.types.is_uint64(kind.field(None).type) for kind in kinds]):
         return names, rows

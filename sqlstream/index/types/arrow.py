@@ -47,7 +47,7 @@ def table_of(fields: Sequence[pa.Field[Any]], stored: Sequence[Sequence[Any]]) -
 
 def _arrays(fields: Sequence[pa.Field[Any]], stored: Sequence[Sequence[Any]]) -> list[Any]:
     load_pandas()
-    by_column = list(zip(*stored, strict=True)) if stored else [()] * len(fields)
+    by_column = values.columns_of(stored) or [()] * len(fields)
     return [_array(field, of_column) for field, of_column in zip(fields, by_column, strict=True)]
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import operator
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -220,6 +221,14 @@ def unsigned_back(stored: Any) -> object:
 def numbers_of(column: Column, values: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the numbers that values of a column, as the index file has them, stand for."""
     return tuple(map(unsigned_back, values)) if column.type == "uint64" else values
+
+
+def columns_of(rows: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
+    """Return the columns of rows, none of no rows.
+
+    `zip(*rows)` makes an iterator for each row, over which the collector of cycles then goes: 15 times the time of many rows.
+    """
+    return [tuple(map(operator.itemgetter(at), rows)) for at in range(len(rows[0]) if rows else 0)]
 
 
 def _decimals(array: Any, kind: Any) -> Encoded:
