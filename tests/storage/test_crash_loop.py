@@ -146,11 +146,11 @@ def test_a_helper_that_only_waits_is_not_taken_for_a_hanging_one(server: FaultyH
 
 def test_an_idle_helper_may_be_silent(server: FaultyHttpServer, tmp_path: Path) -> None:
     server.objects["/x"] = b"data"
-    timing = HelperTiming(look_seconds=0.05, max_silent_looks=4, max_silent_looks_at_start=NEVER, max_idle_looks=NEVER)
+    timing = HelperTiming(look_seconds=0.05, max_silent_looks=30, max_silent_looks_at_start=NEVER, max_idle_looks=NEVER)
     with downloads_with(timing, tmp_path) as downloads:
         downloads.fetcher.head(f"{server.url}/x")
         pid = downloads.fetcher.helper_pid
-        time.sleep(1)
+        time.sleep(3)
         assert downloads.fetcher.helper_pid == pid
 
 
