@@ -5,6 +5,7 @@
 Names are resolved when they are used (PEP 562): `sqlstream cache stats` never imports torch.
 """
 
+import sys
 from importlib import import_module
 from os.path import dirname, exists, join
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,12 @@ if exists(join(dirname(__file__), "core", "query.py")):
     raise ImportError(
         f"{dirname(__file__)} holds files of two packages: `sqlstream` on the package index is another project, a SQL shell; "
         "this one is `sqlstream-data`. Run: pip uninstall sqlstream sqlstream-data; pip install sqlstream-data"
+    )
+
+if sys.platform != "linux":
+    raise ImportError(
+        f"sqlstream needs Linux, whose locks of open files keep the account of the cache exact; this is {sys.platform}: use a "
+        "Linux machine, a container, or WSL2"
     )
 
 if TYPE_CHECKING:

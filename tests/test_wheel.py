@@ -104,3 +104,9 @@ def test_every_text_names_the_distribution_that_is_ours() -> None:
 
 def test_tab_completion_shows_the_public_names() -> None:
     assert dir(sqlstream) == sorted(sqlstream.__all__)
+
+
+def test_another_system_is_refused_with_what_helps() -> None:
+    program = "import sys; sys.platform = 'darwin'; import sqlstream"
+    ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert re.search(r"ImportError: sqlstream needs Linux.*this is darwin: use .* WSL2", ran.stderr), ran.stderr
