@@ -20,6 +20,7 @@ from sqlstream.index.build.lazy_shards.index import LazyShardIndex
 from sqlstream.index.build.shards import SamplePlace, ShardIndex
 from sqlstream.index.file.index import Index
 from sqlstream.index.lengths import LengthTable
+from sqlstream.process import fork
 from sqlstream.storage.members.mds.coders import ADDED
 from sqlstream.stream.chain.global_rng import GlobalGenerators
 from sqlstream.stream.engine.content.chunk_objects import ChunkObjects
@@ -50,9 +51,9 @@ TEXT_TYPES = frozenset(("string", "large_string", "string_view"))
 """Arrow types in which `none_to_empty_str` puts ''."""
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Pipeline:
-    """The parts of a dataset that do not change while it is iterated, and the engines that it has made of them."""
+    """The parts of a dataset that do not change while it is iterated, and the engines that this process has made of them."""
 
     options: DatasetOptions
     seed: int | None
@@ -74,6 +75,11 @@ class Pipeline:
     def __post_init__(self, handover: Handover | None) -> None:
         """Make no engine yet."""
         self.engines = Engines(caches=(self.cache,), handover=handover)
+        fork.call_in_child(self, fork.Stage.MEMORY)
+
+    def after_fork_in_child(self) -> None:
+        """Forget the parent's engine of random access: it knows nothing of a worker, which leaves its pins to the trainer."""
+        self.access_engine = None
 
     @property
     def name(self) -> str:
@@ -81,7 +87,7 @@ class Pipeline:
         return self.options.name or default_name(self.index.src)
 
     def begin_accesses(self) -> Engine:
-        """Return the engine of random access, which is made for the first one."""
+        """Return the engine of random access, which is made for the first one of this process."""
         self.cache.check_open()
         self.access_engine = self.engines.begin(self, self.options.samples.retained_accesses)
         return self.access_engine
@@ -225,6 +231,10 @@ class Pipeline:
     def __getstate__(self) -> dict[str, Any]:
         """Pickle for a worker, which makes its own engines."""
         return {**self.__dict__, "access_engine": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        fork.call_in_child(self, fork.Stage.MEMORY)
 
 
 def _rows_with_places(rows: RowSource, index: LazyShardIndex, row_ids: Sequence[int]) -> tuple[list[Sample], list[SamplePlace]]:

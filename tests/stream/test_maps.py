@@ -44,3 +44,14 @@ def test_any_sampler_of_torch_works_on_the_map(photos: Photos, tmp_path: Path) -
             assert all(batch["is_right"])
             rows += batch["__row__"].tolist()
         assert sorted(rows) == list(range(photos.num))
+
+
+def test_paths_of_forked_workers_stay_valid_though_their_trainer_has_accessed_rows_before(
+    photos: Photos, tmp_path: Path
+) -> None:
+    with StreamingDataset(photos.src, tmp_path / "cache", columns_to_download=["image"], max_size=24) as dataset:
+        sample = dataset[0]
+        loader = DataLoader(MapView(dataset), batch_size=4, num_workers=2, collate_fn=list, multiprocessing_context="fork")
+        samples = [sample, *(one for batch in loader for one in batch)]
+        dataset.cache.clear()
+        assert [one["__row__"] for one in samples if not Path(one["image"]).exists()] == []
