@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy.ma  # numpy brings it when it is first needed: `np.unique` would, in each worker
 import numpy.random  # noqa: F401 - the same: torch's worker loop would
+from torch.utils.data import get_worker_info
 
 from sqlstream.cache import Cache
 from sqlstream.cache.session import ShardWish
@@ -21,6 +22,7 @@ from sqlstream.index.build.shards import SamplePlace, ShardIndex
 from sqlstream.index.file.index import Index
 from sqlstream.index.lengths import LengthTable
 from sqlstream.process import fork
+from sqlstream.process.children import end_with_parent
 from sqlstream.storage.members.mds.coders import ADDED
 from sqlstream.stream.chain.global_rng import GlobalGenerators
 from sqlstream.stream.engine.content.chunk_objects import ChunkObjects
@@ -89,6 +91,8 @@ class Pipeline:
     def begin_accesses(self) -> Engine:
         """Return the engine of random access, which is made for the first one of this process."""
         self.cache.check_open()
+        if get_worker_info() is not None:  # its loader iterates no dataset of ours
+            end_with_parent()
         self.access_engine = self.engines.begin(self, self.options.samples.retained_accesses)
         return self.access_engine
 

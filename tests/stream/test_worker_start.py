@@ -151,3 +151,38 @@ def test_workers_whose_trainer_is_killed_while_they_start_end(kind: str, method:
         finally:
             for worker in filter(is_alive, workers):
                 os.kill(worker, signal.SIGKILL)
+
+
+_MAP_SCRIPT = """
+import os, sys, time
+import torch
+from sqlstream import StreamingDataset
+from sqlstream.stream.maps import MapView
+
+def note_pid(sample):
+    return {"pid": os.getpid()}
+
+if __name__ == "__main__":
+    dataset = MapView(StreamingDataset(*sys.argv[1:], transforms=[note_pid]))
+    batches = iter(torch.utils.data.DataLoader(dataset, num_workers=2, multiprocessing_context="forkserver"))
+    print(*(int(next(batches)["pid"]) for _ in range(2)), flush=True)
+    time.sleep(600)
+"""
+
+
+def test_workers_that_access_rows_end_with_a_trainer_that_is_killed(tmp_path: Path) -> None:
+    """Torch's loop would look at their parent: a forkserver, which lives as long as they do."""
+    table, script = tmp_path / "rows.parquet", tmp_path / "train.py"
+    pq.write_table(pa.table({"n": range(9)}), table)
+    script.write_text(_MAP_SCRIPT)
+    with subprocess.Popen([sys.executable, script, table, tmp_path / "cache"], stdout=subprocess.PIPE, text=True) as trainer:
+        assert trainer.stdout is not None
+        workers = [int(pid) for pid in trainer.stdout.readline().split()]
+        trainer.kill()
+        trainer.wait()
+        try:
+            assert len(set(workers)) == 2
+            assert wait_until(lambda: not any(map(is_alive, workers)), 60)
+        finally:
+            for worker in filter(is_alive, workers):
+                os.kill(worker, signal.SIGKILL)
