@@ -202,9 +202,10 @@ class IteratedDataset(IterableDataset[Sample]):
         """Return the state of the run, JSON-able.
 
         Args:
-            num_samples: Samples of the epoch that the whole job has consumed. Needed with the workers of a plain DataLoader,
-                which run ahead of the trainer; otherwise what this process has yielded counts, or what a StreamingDataLoader
-                has delivered.
+            num_samples: Samples of the epoch that the whole job has consumed; with `infinite_iteration`, of that with which
+                the iteration began, and of those that followed. Needed with the workers of a plain DataLoader, which run
+                ahead of the trainer; otherwise what this process has yielded counts, or what a StreamingDataLoader has
+                delivered.
 
         Raises:
             StateError: `num_samples` is needed and was not given.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -156,3 +157,32 @@ def test_a_plain_loader_over_epochs_of_another_size_than_its_rows_is_told_once(
         assert len(loader) == len(loader) == 13
     assert len(caplog.messages) == (effect is not None)
     assert all(str(effect) in message and "give the dataset batch_size" not in message for message in caplog.messages)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_what_a_trainer_counts_goes_on_over_the_epochs_of_an_endless_iteration(
+    tmp_path: Path, num_workers: int, drop_last: bool
+) -> None:
+    def opened() -> tuple[StreamingDataset, DataLoader[Any]]:
+        options: dict[str, Any] = {"multiprocessing_context": "fork"} if num_workers else {}
+        dataset = rank(tmp_path, 0, 21, 1, shuffle_seed=3, batch_size=4, infinite_iteration=True, drop_last=drop_last)
+        return dataset, DataLoader(dataset, batch_size=4, num_workers=num_workers, collate_fn=rows_of, **options)
+
+    whole = list(islice(opened()[1], 20))
+    for num_steps in (3, 6, 7, 14):
+        dataset, loader = opened()
+        batches = iter(loader)
+        assert list(islice(batches, num_steps)) == whole[:num_steps]
+        state = dataset.state_dict(num_samples=num_steps * 4)
+        other, loader = opened()
+        other.load_state_dict(state)
+        assert list(islice(loader, 20 - num_steps)) == whole[num_steps:]
+
+
+def test_counting_in_an_endless_iteration_without_a_step_is_an_error(tmp_path: Path) -> None:
+    with (
+        rank(tmp_path, 0, 3, 1, batch_size=4, infinite_iteration=True, drop_last=True) as dataset,
+        pytest.raises(ConfigError, match="an epoch of 3 samples has no step"),
+    ):
+        dataset.state_dict(num_samples=8)

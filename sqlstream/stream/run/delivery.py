@@ -12,7 +12,7 @@ from sqlstream.order import Int64Array, Partition, Steps
 from sqlstream.stream.run.epoch_counter import EpochCounter
 from sqlstream.stream.run.partial_steps import DeliveredAhead, DeliveredSpan, PartialRow, TakenAlone, stretches_of
 from sqlstream.stream.run.positions import JobPosition, RunPosition, WorkerPosition
-from sqlstream.stream.run.shares import ShareProgress
+from sqlstream.stream.run.shares import ShareProgress, check_has_step
 from sqlstream.world import World
 
 LOOKED_AT = 256
@@ -167,6 +167,19 @@ def advanced(job: JobPosition, num_steps: int, steps: Steps, world: World, *, is
         job, num_steps = JobPosition(job.epoch + 1, 0), num_steps - num_left
         if not is_endless:
             return job
+
+
+def counted(epoch: int, num_samples: int, steps: Steps, world: World) -> JobPosition:
+    """Return the position of the job, which iterates without end, `num_samples` behind the start of `epoch`.
+
+    Raises:
+        ConfigError: An epoch has no step.
+    """
+    partition = steps.partition(epoch, world)
+    check_has_step(partition)
+    num_steps, rest = divmod(num_samples, partition.step_size)
+    job = advanced(JobPosition(epoch, 0), num_steps, steps, world, is_endless=True)
+    return job._replace(consumed=job.consumed + rest)
 
 
 def processed(progress: ShareProgress) -> RunPosition:

@@ -13,13 +13,13 @@ from torch.utils.data import get_worker_info
 from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError, StateError, UnknownLengthError
 from sqlstream.order import Mixed, Order, Partition, Steps, Tail, is_counted
-from sqlstream.stream.run.delivery import Delivery, advanced, begun, processed
+from sqlstream.stream.run.delivery import Delivery, advanced, begun, counted, processed
 from sqlstream.stream.run.epoch_counter import EpochCounter
 from sqlstream.stream.run.iteration_start import IterationStart
 from sqlstream.stream.run.order_options import BatchOptions, OrderOptions
 from sqlstream.stream.run.partial_steps import DeliveredAhead, TakenAlone
 from sqlstream.stream.run.positions import JobPosition, RunPosition, WorkerPosition
-from sqlstream.stream.run.shares import EpochShare, ShareProgress
+from sqlstream.stream.run.shares import EpochShare, ShareProgress, check_has_step
 from sqlstream.stream.run.state import RunIdentity
 from sqlstream.world import World
 
@@ -316,10 +316,8 @@ class Schedule:
 
     def _from(self, share: EpochShare, looks_ahead: bool) -> Iterator[EpochShare]:
         while True:
-            if self.is_endless and not share.partition.num_steps:
-                num_positions = share.partition.num_positions
-                cure = "lower batch_size, or drop_last=False" if num_positions else "loosen the filter, which keeps no row"
-                raise ConfigError(f"an epoch of {num_positions} samples has no step: {cure}")
+            if self.is_endless:
+                check_has_step(share.partition)
             yield share
             if not self.is_endless and not looks_ahead:
                 return
@@ -424,14 +422,15 @@ class Schedule:
         return RunPosition(self.counter.next)
 
     def _position_after(self, num_samples: int) -> JobPosition:
-        """Return the position of the whole job after `num_samples` samples of the epoch under way."""
+        """Return the position of the whole job `num_samples` behind the start of the epoch that the iteration began with."""
+        num_samples = check_at_least("num_samples", num_samples, 0)
         if (started := self.counter.epoch_of_workers) is not None:
             epoch = started
         elif self._delivery is not None:
             epoch = self._delivery.start.job.epoch
         else:
-            epoch = self.counter.next.epoch if self._progress is None else self._progress.share.epoch
-        job = JobPosition(epoch, check_at_least("num_samples", num_samples, 0))
+            epoch = self.counter.next.epoch if self._progress is None else self._progress.first_epoch
+        job = counted(epoch, num_samples, self.steps, self.world) if self.is_endless else JobPosition(epoch, num_samples)
         return JobPosition(epoch + 1, 0) if self._is_over(job) else job
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from sqlstream.errors import ConfigError
 from sqlstream.order import Int64Array, Order, Partition, Steps
 from sqlstream.stream.run.partial_steps import DeliveredAhead
 from sqlstream.stream.run.positions import WorkerPosition
@@ -140,6 +141,12 @@ class ShareProgress:
     """The place whose samples are being made."""
     _num_made: int = 0
     _num_delivered: int = 0
+    first_epoch: int = field(init=False)
+    """The epoch that the iteration began with; an endless one goes on over others."""
+
+    def __post_init__(self) -> None:
+        """Note the epoch."""
+        self.first_epoch = self.share.epoch
 
     def begin(self, share: EpochShare) -> None:
         """Move to the start of an epoch's share."""
@@ -182,3 +189,10 @@ class ShareProgress:
     def end(self) -> None:
         """Move to the end of the share."""
         self.taken, self.offset = self.share.partition.num_samples, 0
+
+
+def check_has_step(partition: DealtPositions) -> None:
+    """Raise ConfigError if an endless iteration would look for a step for ever."""
+    if not partition.num_steps:
+        cure = "lower batch_size, or drop_last=False" if partition.num_positions else "loosen the filter, which keeps no row"
+        raise ConfigError(f"an epoch of {partition.num_positions} samples has no step: {cure}")
