@@ -63,19 +63,27 @@ def test_a_copied_text_is_what_it_was() -> None:
     assert (text.read().text, other.read().text) == (b"three", b"other")
 
 
-def iterate_when_asked(dataset: StreamingDataset, pipe: Connection) -> None:
-    """What a rank does that is started with a dataset of its parent."""
+def iterate_when_asked(dataset: StreamingDataset, pipe: Connection, method: str | None) -> None:
+    """What a rank does that is started with a dataset of its parent; its own workers, if any, start by `method`."""
+    batches: Any = dataset
+    if method is not None:
+        batches = DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context=method)
     while pipe.recv():
-        pipe.send(epochs_of(dataset))
+        pipe.send(epochs_of(batches))
 
 
-@pytest.mark.parametrize(("method", "num_ranks"), [("fork", 2), ("spawn", 1)])  # one that is spawned imports torch anew
-def test_a_process_that_is_no_worker_has_epochs_of_its_own(method: str, num_ranks: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("method", "num_ranks", "own_method"),
+    [("fork", 2, None), ("spawn", 1, None), ("fork", 2, "fork"), ("fork", 1, "spawn")],  # who is spawned imports torch anew
+)
+def test_a_process_that_is_no_worker_has_epochs_of_its_own(
+    method: str, num_ranks: int, own_method: str | None, tmp_path: Path
+) -> None:
     context: Any = multiprocessing.get_context(method)
     with dataset_of(tmp_path) as dataset:
         assert epochs_of(dataset) == {0}
         ours, theirs = zip(*(context.Pipe() for _ in range(num_ranks)), strict=True)
-        ranks = [context.Process(target=iterate_when_asked, args=(dataset, pipe), daemon=True) for pipe in theirs]
+        ranks = [context.Process(target=iterate_when_asked, args=(dataset, pipe, own_method)) for pipe in theirs]
         for rank in ranks:
             rank.start()
         assert epochs_of(dataset) == {1}  # after they were made, and before they begin

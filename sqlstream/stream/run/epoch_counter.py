@@ -62,6 +62,7 @@ class EpochCounter:
 
     def before_fork(self) -> None:
         """Keep what holds now for the child, which may be a trainer of its own: by the time that it runs, this one goes on."""
+        self._own()  # else the workers of a plain loader would share the memory of the trainer that this one comes from
         if self._trainer == os.getpid():
             self._inherited = self._shared.numpy()[:3].copy()  # [3, 4]
 
@@ -80,6 +81,7 @@ class EpochCounter:
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle for a worker, with the memory that it shares."""
+        self._own()
         names = ("_shared", "_num_started", "_num_announced", "_pid", "_trainer")
         return {**{name: self.__dict__[name] for name in names}, "_inherited": self._shared.numpy()[:3].copy()}
 
