@@ -238,6 +238,10 @@ def test_errors_of_build_name_its_options(tmp_path: Path, src: Path) -> None:
     assert "--download names 'image'" in result.stderr
     assert "--allow-missing-columns" in result.stderr
     assert "columns_to_download" not in result.stderr
+    for words in (("--damaged-shards", "skip"), ("--label-column", "label"), ("--index-members", "txt")):
+        result = run("index", "build", src, tmp_path / "cache", *words)
+        assert result.returncode == 2
+        assert result.stderr.startswith(f"sqlstream: {words[0]}")
 
 
 def test_build_runs_commands_only_where_that_is_allowed(tmp_path: Path) -> None:

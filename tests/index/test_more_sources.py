@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sqlstream.config import IndexOptions
+from sqlstream.config import IndexOptions, JoinOptions
 from sqlstream.errors import ConfigError, SchemaError, SourceError
 from sqlstream.index.build.build import open_index
 from sqlstream.index.sources.base.byte_source import LocalBytes
@@ -324,3 +324,27 @@ def test_words_that_are_none_are_refused() -> None:
     for wrong in ({"sql_engine": "postgres"}, {"on_source_change": "ignore"}, {"delimiter": ";;"}, {"quote_char": "«"}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             IndexOptions(src="x.csv", **wrong)  # type: ignore[arg-type]  # each value is a text
+
+
+@pytest.mark.parametrize("given", [
+    {"damaged_shards": "skip"}, {"missing_shards": "skip"}, {"new_parts": "take"}, {"decode": False}, {"label_column": "label"},
+    {"index_members": ("txt",)},
+])  # fmt: skip
+def test_an_option_of_other_sources_is_refused_with_its_name(given: dict[str, Any], tmp_path: Path) -> None:
+    (name,) = given
+    write_csv(tmp_path / "d/metadata.csv", "file_name\na.txt\n")
+    write_csv(tmp_path / "d/a.txt", "a")
+    for src in (write_csv(tmp_path / "t.csv", "x\n1\n"), [{"x": 1}], tmp_path / "d"):
+        with pytest.raises(ConfigError, match=f"^{name}=.* is for .*, and .+ is none: leave it out$"):
+            build(tmp_path, src, **given)
+    table = write_csv(tmp_path / "u.csv", "x,y\n1,2\n")
+    with pytest.raises(ConfigError, match=f"^{name}=.*t\\.csv is none"):
+        build(tmp_path, tmp_path / "t.csv", join=JoinOptions(tables={"u": table}, on="x"), **given)
+
+
+def test_a_joined_table_needs_no_use_of_the_options_of_the_source(tmp_path: Path) -> None:
+    make_samples(tmp_path / "d", "cat/1.txt", "dog/2.txt")
+    table = write_csv(tmp_path / "t.csv", "index,y\ncat/1,1\ndog/2,2\n")
+    join = JoinOptions(tables={"t": table}, on="index")
+    rows = all_rows(build(tmp_path, tmp_path / "d", data_type="text", label_column="label", join=join))
+    assert [(row["label"], row["y"]) for row in rows] == [("cat", 1), ("dog", 2)]

@@ -268,7 +268,7 @@ def test_what_index_members_may_name(folder: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=f"index_members.*{why}"):
             opened(src, folder, source_options={"index_members": names})
-    with pytest.raises(ConfigError, match=r"names members of shards, and .*t\.csv is none"):
+    with pytest.raises(ConfigError, match=r"index_members=.*is for shards .*, and .*t\.csv is none"):
         parsed(str(folder / "t.csv"), folder, "cls")
     with pytest.raises(SchemaError, match=r"index_members names 'id', but .* has no such column: it has .*'cls'"):
         parsed(src, folder, "cls", "id")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sqlstream import StreamingDataset
-from sqlstream.errors import DamagedMemberError, DamagedShardError, SchemaError, SourceError
+from sqlstream.errors import ConfigError, DamagedMemberError, DamagedShardError, SchemaError, SourceError
 from sqlstream.storage.members.names import split_name
 from sqlstream.testing.servers import FaultyHttpServer
 from tests.goldens import FIXTURES, expected
@@ -111,6 +111,8 @@ def test_folders_are_labels_where_they_are_asked_for(tmp_path: Path) -> None:
     assert (
         len(opened(FIXTURES / "hf/labels.zip", tmp_path, source_options={"label_column": "label"}, where="label = 'dog'")) == 2
     )
+    with pytest.raises(ConfigError, match=r"^label_column='label' is for ZIP .*, and .*folder\.zip has some"):
+        opened(FIXTURES / "hf/folder.zip", tmp_path, source_options={"label_column": "label"})
 
 
 def archive(**files: bytes) -> bytes:

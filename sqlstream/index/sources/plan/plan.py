@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlstream.config import IndexOptions
+from sqlstream.config import IndexOptions, SourceOptions
 from sqlstream.errors import ConfigError
 from sqlstream.index.file.room import IndexRoom
 from sqlstream.index.sources.base.derived import SOURCE_COLUMN
@@ -14,15 +14,20 @@ from sqlstream.index.sources.places.database import is_database
 from sqlstream.index.sources.plan.item import absolute, as_named, label, places_of, plan_item
 from sqlstream.index.sources.plan.parts import (
     DerivedPart,
+    DirectoryPart,
     ShardPart,
     SourcePart,
     Temporary,
     innermost,
 )
 from sqlstream.index.sources.plan.source_plan import JoinedSource, SourcePlan
+from sqlstream.index.sources.shards.zip_shard import ZipShard
 from sqlstream.index.types.origins import Provenance
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.protocols import RemoteReader
+
+_OF_SHARDS = ("index_members", "damaged_shards", "missing_shards", "new_parts", "decode")
+"""Options that say how shards are read; `allow_…` are permissions, which may go beyond what a source needs."""
 
 
 def plan_sources(options: IndexOptions, temporary: Temporary, remote: RemoteReader, room: IndexRoom) -> SourcePlan:
@@ -35,10 +40,17 @@ def plan_sources(options: IndexOptions, temporary: Temporary, remote: RemoteRead
         room: Is asked as temporary files grow.
 
     Raises:
-        ConfigError: It is nothing that an index can be made of.
+        ConfigError: It is nothing that an index can be made of, or an option is for sources of another kind.
         ObjectNotFoundError: It does not exist.
         AccessDeniedError: It may not be read.
     """
+    plan = _plan_sources(options, temporary, remote, room)
+    _check_options(plan, options)
+    return plan
+
+
+def _plan_sources(options: IndexOptions, temporary: Temporary, remote: RemoteReader, room: IndexRoom) -> SourcePlan:
+    """Return the plan of sources, or of a joined table, which has the options of the source."""
     items = source_items(options.src)
     plans = [plan_item(item, options, temporary, remote, room, is_first=not number) for number, item in enumerate(items)]
     joined = _plan_joins(options, temporary, remote, room)
@@ -58,7 +70,7 @@ def plan_sources(options: IndexOptions, temporary: Temporary, remote: RemoteRead
                 else part
             )
     has_database = any(isinstance(item, str) and is_database(item) for item in items)
-    _check_kinds(plans, labels, options)
+    _check_kinds(plans, labels)
     keys = {plan.key_column for plan in plans}
     assert len(keys) == 1  # a directory refuses another key column than its own
     return SourcePlan(
@@ -78,17 +90,32 @@ def plan_sources(options: IndexOptions, temporary: Temporary, remote: RemoteRead
     )
 
 
-def _check_kinds(plans: Sequence[SourcePlan], labels: Sequence[str], options: IndexOptions) -> None:
-    """Raise ConfigError if some sources are shards, and others are none, or none is and members are to be parsed."""
+def _check_kinds(plans: Sequence[SourcePlan], labels: Sequence[str]) -> None:
+    """Raise ConfigError if some sources are shards, and others are none."""
     are_shards = [any(isinstance(innermost(part), ShardPart) for part in plan.parts) for plan in plans]
     if len(set(are_shards)) > 1:
         shard, other = labels[are_shards.index(True)], labels[are_shards.index(False)]
         raise ConfigError(
             f"src has shards ({shard}) beside {other}, whose rows have no content in shards: give them to two datasets"
         )
-    if options.index_members and not any(are_shards):
+
+
+def _check_options(plan: SourcePlan, options: IndexOptions) -> None:
+    """Raise ConfigError if an option is for sources of another kind: it would change nothing, and the user not know."""
+    parts = [innermost(part) for part in plan.parts]
+    if parts and not any(isinstance(part, ShardPart) for part in parts):
+        defaults = SourceOptions()
+        for name in _OF_SHARDS:
+            if (value := getattr(options, name)) != getattr(defaults, name):
+                shown = repr(str(value)) if isinstance(value, str) else value
+                raise ConfigError(f"{name}={shown} is for shards (TAR, ZIP, MDS), and {plan.src} is none: leave it out")
+    has_folders = any(
+        isinstance(part, DirectoryPart) or (isinstance(part, ShardPart) and isinstance(part.layout, ZipShard)) for part in parts
+    )
+    if options.label_column is not None and parts and not has_folders:
         raise ConfigError(
-            f"index_members={list(options.index_members)!r} names members of shards, and {labels[0]} is none: leave it out"
+            f"label_column={options.label_column!r} is for a directory of samples, or ZIP files, and {plan.src} is none: leave "
+            "it out"
         )
 
 
@@ -109,7 +136,7 @@ def _plan_joins(options: IndexOptions, temporary: Temporary, remote: RemoteReade
         if any(isinstance(item, str) and is_database(item) for item in source_items(table)):
             raise ConfigError(f"join has a database as {name!r}: join in its own SQL, or export what it has to a table file")
         try:
-            plans[name] = plan_sources(own, temporary, remote, room)
+            plans[name] = _plan_sources(own, temporary, remote, room)
         except ConfigError as error:
             kinds = "a table file, a wildcard, a text file of paths, a folder with metadata, a table in memory or a function"
             raise ConfigError(f"the table {name!r} of join must be {kinds}: {error}") from error

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from sqlstream.errors import SchemaError, SourceError
+from sqlstream.errors import ConfigError, SchemaError, SourceError
 from sqlstream.index.sources.base.base import PLAIN
 from sqlstream.index.sources.base.byte_source import LocalBytes
 from sqlstream.index.sources.formats.by_extension import open_table
@@ -74,6 +74,11 @@ class ZipShard(MembersAreBytes):
         with opened(file, remote, here=scratch.here) as source:
             found = read_directory(source, name, folder=scratch.folder)
             if any(METADATA.fullmatch(member) and not _is_hidden(member) for member in found.names()):
+                if self.label_column is not None:
+                    raise ConfigError(
+                        f"label_column={self.label_column!r} is for ZIP files without metadata, and {name} has some, whose "
+                        "rows are its samples: leave it out"
+                    )
                 members = {member.name: member for member in found if not _is_hidden(member.name)}
                 described = [member for member in members.values() if METADATA.fullmatch(member.name)]
                 samples = _described(described, members, source, name, scratch.path)
