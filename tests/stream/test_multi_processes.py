@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -74,11 +76,27 @@ def test_a_killed_worker_is_an_error_and_iterating_again_goes_on_after_the_last_
         def take_and_kill() -> None:
             for batch in loader:
                 got.append(batch["rows"])
-                running: Any = loader._running
-                os.kill(running._batches._workers[0].pid, signal.SIGKILL)
+                os.kill(loader._iterator._workers[0].pid, signal.SIGKILL)
 
         with pytest.raises(RuntimeError, match=r"killed by signal|exited unexpectedly"):  # whichever torch sees first
             take_and_kill()
         assert len(got) < 40
         got += [batch["rows"] for batch in islice(loader, 40 - len(got))]
     assert got == expected
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("is_persistent", [True, False])
+def test_a_loader_that_is_dropped_ends_its_workers_without_the_garbage_collector(is_persistent: bool, tmp_path: Path) -> None:
+    """That closes the queues of torch's iterator first, which then waits 5 s for each worker."""
+    job = Job(tmp_path, streams_of(a=1, b=1), num_workers=2, loader_options={"persistent_workers": is_persistent})
+    next(batches := iter(job.loaders[0]))
+    workers = multiprocessing.active_children()
+    assert len(workers) == 2
+    gc.disable()
+    try:
+        del batches, job
+        assert multiprocessing.active_children() == []
+    finally:
+        gc.enable()
+    assert [worker.exitcode for worker in workers] == [0, 0], "none was terminated"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self, Unpack
 
@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader
 from sqlstream.config import DEFAULT_PREFETCH, SampleOptions, check_at_least, word_of
 from sqlstream.errors import ConfigError, UnknownLengthError
 from sqlstream.order import ScheduleType
-from sqlstream.order.order import check_seed
 from sqlstream.stream.chain.global_rng import GeneratorLoan
 from sqlstream.stream.dataset import StreamingDataset
 from sqlstream.stream.frameworks.lightning import (
@@ -35,17 +34,16 @@ from sqlstream.stream.multi.streams import (
     BatchesOfRanks,
     LoadedStream,
     LoaderArguments,
+    agreed_seed,
     check_datasets,
     merged_arguments,
     whole_of_named,
 )
 from sqlstream.stream.run.iteration_start import IterationStart
-from sqlstream.stream.run.order_options import TORCH_PREFETCH_FACTOR, BatchOptions, Layout, OrderOptions
+from sqlstream.stream.run.order_options import TORCH_PREFETCH_FACTOR, BatchOptions, Layout
 from sqlstream.stream.transport.counted_batches import InitWorker, forget_frames
 from sqlstream.stream.transport.packed_collate import PackedCollate
 from sqlstream.world import World
-
-_RANDOM = frozenset((ScheduleType.RANDOM, ScheduleType.RANDOM_ORDER, ScheduleType.FIXED_RANDOM_ORDER))
 
 
 class MultiStreamDataLoader:
@@ -117,7 +115,7 @@ class MultiStreamDataLoader:
         layout = Layout(world=world, replication=replication)
         rule = MixtureRule(
             schedule=(kind := word_of("schedule", schedule, ScheduleType)),
-            seed=_agreed_seed(shuffle_seed, kind, layout, is_grouped=is_grouped),
+            seed=agreed_seed(shuffle_seed, kind, layout, is_grouped=is_grouped),
             block=None,
         )
         mixing = Mixing(names, rule, planned[0].weights, whole)
@@ -161,7 +159,7 @@ class MultiStreamDataLoader:
         self._fetcher = LookingAhead()
         """The caller that has iterated it last."""
         self._world: World | None = None  # of the last iteration
-        self._running: _CountedSteps | None = None
+        self._running: _Steps | None = None
         """The iteration that goes on when the loader is iterated again."""
 
     # -- batches ------------------------------------------------------------------------------------------------------
@@ -183,9 +181,9 @@ class MultiStreamDataLoader:
             if self._running is None or self._running.handed.has_held:
                 self._running = self._begin(fetcher.most_held)
             self._running.handed.fetcher = fetcher
-            return self._running
+            return _CountedSteps(self, self._running)
 
-    def _begin(self, num_held: int) -> _CountedSteps:
+    def _begin(self, num_held: int) -> _Steps:
         self._run.begin(
             BatchOptions(
                 batch_size=max(stream.micro_batch for stream in self._run.order.batches),
@@ -198,7 +196,7 @@ class MultiStreamDataLoader:
         )
         if self._loader is None or not self._is_persistent:
             self._loader, self._packing, self._loan = self._torch_loader()
-        return _CountedSteps(self, iter(self._loader), self._loan)
+        return _Steps(iter(self._loader), self._loan, HandedOut(LookingAhead()))
 
     def _torch_loader(self) -> tuple[DataLoader[Any], PackedCollate | None, GeneratorLoan]:
         """Return torch's loader, whose workers are about to start."""
@@ -331,21 +329,33 @@ class MultiStreamDataLoader:
         self.close()
 
 
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """An iteration, over which several loops may go.
+
+    It does not name its loader, which names it: in that circle the garbage collector would end the workers, and wait for them
+    5 s each, since it has closed their queues by then.
+    """
+
+    batches: Iterator[Any]
+    """Torch's iterator."""
+    loan: GeneratorLoan
+    """Generators of the trainer that samples take meanwhile."""
+    handed: HandedOut
+    """The batches, of which the loop that goes on may hold some back."""
+
+
 class _CountedSteps:
-    """Torch's iterator; it counts the batches that it hands out.
+    """What a loop asks for batches; they are counted as they are handed out.
 
     Args:
         loader: What is iterated.
-        batches: Torch's iterator.
-        loan: Generators of the trainer that samples take meanwhile.
+        steps: Its iteration.
     """
 
-    def __init__(self, loader: MultiStreamDataLoader, batches: Iterator[Any], loan: GeneratorLoan) -> None:
-        self.handed = HandedOut(LookingAhead())
-        """The batches, of which the loop that goes on may hold some back."""
+    def __init__(self, loader: MultiStreamDataLoader, steps: _Steps) -> None:
         self._loader = loader
-        self._batches = batches
-        self._loan = loan
+        self._steps = steps
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -355,13 +365,14 @@ class _CountedSteps:
             return self._next(self._loader)
 
     def _next(self, loader: MultiStreamDataLoader) -> Batch:
-        if loader._running is not self:  # a state was loaded, or the loader was closed
+        steps = self._steps
+        if loader._running is not steps:  # a state was loaded, or the loader was closed
             raise StopIteration
         try:
-            with self._loan:
-                batch, step, num_rounds_left = next(self._batches)
+            with steps.loan:
+                batch, step, num_rounds_left = next(steps.batches)
         except StopIteration:
-            self.handed.end()
+            steps.handed.end()
             loader._run.note_end()
             loader._stop()
             raise
@@ -370,27 +381,13 @@ class _CountedSteps:
             if loader.num_workers:
                 forget_frames(error)
             raise
-        self.handed.add(partial(loader._run.note, step, num_rounds_left))
+        steps.handed.add(partial(loader._run.note, step, num_rounds_left))
         assert isinstance(batch, Batch)
         return batch
 
 
 def _ratios(options: Sequence[StreamOptions]) -> dict[str, float]:
     return {one.name: one.ratio for one in options}
-
-
-def _agreed_seed(seed: int | None, schedule: ScheduleType, layout: Layout, *, is_grouped: bool) -> int:
-    """Return the seed of the order of steps and lanes.
-
-    Raises:
-        ConfigError: It is needed, and there is none.
-    """
-    if seed is None and (is_grouped or schedule in _RANDOM):
-        what = "streams that are mixed in a step" if is_grouped else f"schedule={schedule.value!r}"
-        raise ConfigError(f"shuffle_seed=None with {what}, which need a seed: give a number, or -1 for a random one")
-    agreed = OrderOptions(shuffle_seed=seed, shuffle_block_size=None, layout=layout).agreed_seed()
-    check_seed(agreed)
-    return agreed or 0
 
 
 def _num_workers(given: int | Sequence[int]) -> int:

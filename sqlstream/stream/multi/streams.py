@@ -10,7 +10,8 @@ from typing import Any, TypedDict
 
 from sqlstream.config import OnError
 from sqlstream.errors import ConfigError
-from sqlstream.order import is_counted
+from sqlstream.order import ScheduleType, is_counted
+from sqlstream.order.order import check_seed
 from sqlstream.order.streams.whole_weights import Number, whole_weights
 from sqlstream.sample_types import DataSampleType
 from sqlstream.stream.dataset import StreamingDataset
@@ -20,9 +21,11 @@ from sqlstream.stream.mixture.mixing import NamedWeights
 from sqlstream.stream.mixture.step_sizes import AskedBatches
 from sqlstream.stream.multi.batches import StreamCollate
 from sqlstream.stream.multi.options import StreamOptions
+from sqlstream.stream.run.order_options import Layout, OrderOptions
 
 logger = logging.getLogger(__name__)
 
+_RANDOM = frozenset((ScheduleType.RANDOM, ScheduleType.RANDOM_ORDER, ScheduleType.FIXED_RANDOM_ORDER))
 OWN_KEYS = frozenset(("collate_fn", "batch_size"))
 """Arguments of a DataLoader that each stream may have for itself: workers are those of all streams."""
 
@@ -185,3 +188,17 @@ def merged_arguments(
         for one, dataset in zip(options, datasets, strict=True)
     ]
     return shared, collates
+
+
+def agreed_seed(seed: int | None, schedule: ScheduleType, layout: Layout, *, is_grouped: bool) -> int:
+    """Return the seed of the order of steps and lanes.
+
+    Raises:
+        ConfigError: It is needed, and there is none.
+    """
+    if seed is None and (is_grouped or schedule in _RANDOM):
+        what = "streams that are mixed in a step" if is_grouped else f"schedule={schedule.value!r}"
+        raise ConfigError(f"shuffle_seed=None with {what}, which need a seed: give a number, or -1 for a random one")
+    agreed = OrderOptions(shuffle_seed=seed, shuffle_block_size=None, layout=layout).agreed_seed()
+    check_seed(agreed)
+    return agreed or 0
