@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 
 from sqlstream.errors import ConfigError
@@ -37,7 +38,7 @@ class World:
             ("worker", "num_workers"),
         ):
             for name in (place, count):  # numpy's go into no state
-                object.__setattr__(self, name, int(getattr(self, name)))
+                object.__setattr__(self, name, _whole(name, getattr(self, name)))
             if not 0 <= getattr(self, place) < getattr(self, count):
                 raise ConfigError(
                     f"{place}={getattr(self, place)} does not fit {count}={getattr(self, count)}: "
@@ -93,3 +94,12 @@ class World:
             node=node,
             num_nodes=num_nodes,
         )
+
+
+def _whole(name: str, value: object) -> int:
+    """Return a whole number, which may be a text, as environment variables are."""
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        number: int = int(value)  # type: ignore[call-overload]  # what it takes is what is asked
+        if isinstance(value, str) or number == value:
+            return number
+    raise ConfigError(f"{name}={value!r} is no whole number: give the place of this process, or leave it out")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlstream.config import IndexOptions, SourceOptions, StorageOptions, check_at_least, parse_bytes, parse_duration
+from sqlstream.config import IndexOptions, SourceOptions, StorageOptions, check_at_least, flag_of, parse_bytes, parse_duration
 from sqlstream.environment import default_cache_directory
 from sqlstream.errors import ConfigError
 
@@ -106,6 +106,15 @@ def test_source_options_refuse_what_is_no_text_and_what_is_no_encoding(name: str
 def test_source_options_take_every_name_of_an_encoding() -> None:
     for name in ("UTF8", "utf-16", "UTF-32-BE", "latin-1", "cp1252", "shift_jis", "gb18030"):
         assert SourceOptions(encoding=name).encoding == name
+
+
+def test_a_flag_may_be_a_number_that_means_one_and_is_no_text() -> None:
+    for value, flag in ((True, True), (0, False), (1, True), (np.bool_(False), False)):
+        assert flag_of("decode", value) is flag
+    wrong: Any
+    for wrong in ("false", "", b"x", None, 2, [True], {}, np.array([True])):
+        with pytest.raises(ConfigError, match=r"^decode=.* is no bool: give True or False$"):
+            flag_of("decode", wrong)
 
 
 def test_check_at_least_returns_whole_numbers_of_python_that_have_64_bits() -> None:

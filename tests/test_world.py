@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
+import numpy as np
 import pytest
 
 from sqlstream.errors import ConfigError
@@ -29,6 +31,12 @@ def test_a_place_survives_the_way_into_a_spawned_worker() -> None:
     assert pickle.loads(pickle.dumps(world)) == world
 
 
+def test_a_place_may_be_a_text_or_a_number_of_numpy() -> None:
+    given: Any = {"rank": "1", "world_size": np.int64(2), "local_world_size": 1.0}
+    assert World(**given) == World(rank=1, world_size=2)
+    assert type(World(**given).world_size) is int
+
+
 def test_nodes_with_unequal_ranks_are_allowed_and_known() -> None:
     assert not World(rank=4, world_size=5, local_rank=1, local_world_size=2, node=1, num_nodes=2).is_even
 
@@ -44,9 +52,14 @@ def test_nodes_with_unequal_ranks_are_allowed_and_known() -> None:
         ({"worker": 0, "num_workers": 0}, r"worker=0 does not fit num_workers=0"),
         ({"world_size": 2, "local_world_size": 3}, r"local_world_size=3 is more than world_size=2"),
         ({"world_size": 2, "num_nodes": 3}, r"num_nodes=3 is more than world_size=2"),
+        ({"rank": 0.5}, r"rank=0.5 is no whole number"),
+        ({"rank": "first"}, r"rank='first' is no whole number"),
+        ({"world_size": None}, r"world_size=None is no whole number"),
+        ({"num_nodes": float("nan")}, r"num_nodes=nan is no whole number"),
+        ({"num_workers": [2]}, r"num_workers=\[2\] is no whole number"),
     ],
 )
-def test_an_impossible_place_is_refused_with_both_values(options: dict[str, int], message: str) -> None:
+def test_an_impossible_place_is_refused_with_both_values(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         World(**options)
 

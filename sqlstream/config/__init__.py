@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sqlstream.config.batches import BucketMap, Buckets
     from sqlstream.config.bucket_maps import AspectBuckets, BucketValue, Lengths, VideoBuckets
-    from sqlstream.config.checks import INT64_MAX, Word, check_at_least, names_of, word_of
+    from sqlstream.config.checks import INT64_MAX, Word, check_at_least, check_word, flag_of, names_of, word_of
     from sqlstream.config.packs import LengthFunction, OnLong, PackFunction, Packs
     from sqlstream.config.samples import (
         DEFAULT_PREFETCH,
@@ -74,7 +74,9 @@ __all__ = [
     "Word",
     "cache_error_policy",
     "check_at_least",
+    "check_word",
     "default_cache_directory",
+    "flag_of",
     "names_of",
     "parse_bytes",
     "parse_duration",
@@ -117,7 +119,9 @@ _HOMES = {
     "Word": "sqlstream.config.checks",
     "cache_error_policy": "sqlstream.config.samples",
     "check_at_least": "sqlstream.config.checks",
+    "check_word": "sqlstream.config.checks",
     "default_cache_directory": "sqlstream.environment",
+    "flag_of": "sqlstream.config.checks",
     "names_of": "sqlstream.config.checks",
     "parse_bytes": "sqlstream.sizes",
     "parse_duration": "sqlstream.sizes",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Hashable, Sequence
 from enum import StrEnum
 from typing import TypeVar, overload
 
@@ -13,14 +13,30 @@ INT64_MAX = 2**63 - 1
 """The largest whole number of 64 bits."""
 
 
+def check_word(option: str, value: object, words: Collection[str]) -> None:
+    """Raise ConfigError unless a value is one of some words."""
+    if not isinstance(value, str) or value not in words:  # arrays compare with words one by one, lists have no hash
+        raise ConfigError(f"{option}={value!r} is unknown: give one of {', '.join(words)}")
+
+
+def flag_of(option: str, value: object) -> bool:
+    """Return a flag as one of Python's: 0, 1 and those of numpy are taken, texts such as 'false', which are true, are not.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    if not isinstance(value, Hashable) or value not in (True, False):
+        raise ConfigError(f"{option}={value!r} is no bool: give True or False")
+    return bool(value)
+
+
 def word_of(option: str, value: str, kind: type[Word]) -> Word:
     """Return the member of an enumeration that an option names.
 
     Raises:
         ConfigError: There is no such member.
     """
-    if value not in tuple(kind):
-        raise ConfigError(f"{option}={value!r} is unknown: give one of {', '.join(kind)}")
+    check_word(option, value, tuple(kind))
     return kind(value)
 
 
@@ -62,7 +78,7 @@ def check_at_least(name: str, value: float, least: float, most: float = INT64_MA
     must_be_whole = isinstance(least, int)
     try:
         is_right = not isinstance(value, bool) and not (value % 1 and must_be_whole)
-    except TypeError:  # a text, say
+    except (TypeError, ValueError):  # a text, or an array, say
         is_right = False
     if not is_right:
         raise ConfigError(f"{name}={value!r} is no {'whole number' if must_be_whole else 'number'}: give {least} or more")

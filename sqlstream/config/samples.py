@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sqlstream.config.checks import check_at_least, word_of
+from sqlstream.config.checks import check_at_least, flag_of, word_of
 from sqlstream.errors import ConfigError
 
 
@@ -105,7 +105,9 @@ class SampleOptions:
     """Samples of a lazy index of shards have parts that are none of its columns."""
 
     def __post_init__(self) -> None:
-        """Check ranges."""
+        """Check words, flags and ranges."""
+        for name in ("allow_missing_columns", "none_to_empty_str", "print_exceptions", "print_traceback", "seed_transforms"):
+            object.__setattr__(self, name, flag_of(name, getattr(self, name)))
         check_at_least("prefetch", self.prefetch, 1)
         check_at_least("prefetch_bytes", self.prefetch_bytes, 1)
         check_at_least("num_random_access_retries", self.num_random_access_retries, 0)

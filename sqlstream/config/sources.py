@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
 
-from sqlstream.config.checks import check_at_least, names_of, word_of
+from sqlstream.config.checks import check_at_least, check_word, flag_of, names_of, word_of
 from sqlstream.errors import ConfigError
 from sqlstream.sizes import parse_bytes
 
@@ -179,21 +179,15 @@ class SourceOptions:
         object.__setattr__(self, "missing_shards", word_of("missing_shards", self.missing_shards, MissingShards))
         object.__setattr__(self, "damaged_shards", word_of("damaged_shards", self.damaged_shards, DamagedShards))
         object.__setattr__(self, "index_members", tuple(sorted({*names_of("index_members", self.index_members)})))
-        flags = (("decode", self.decode), ("allow_pickle", self.allow_pickle), ("allow_pipes", self.allow_pipes))
-        for name, flag in flags:
-            if not isinstance(flag, bool):
-                raise ConfigError(f"{name}={flag!r} is no bool: give True or False")
+        for name in ("decode", "allow_pickle", "allow_pipes"):
+            object.__setattr__(self, name, flag_of(name, getattr(self, name)))
         if (self.offset_column is None) != (self.length_column is None):
             raise ConfigError(
                 f"offset_column={self.offset_column!r}, length_column={self.length_column!r}: a part of an object has both: "
                 "give both columns, or none"
             )
-        for name, value, words in (
-            ("sql_engine", self.sql_engine, ("sqlite", "duckdb")),
-            ("on_source_change", self.on_source_change, ("rebuild", "raise")),
-        ):
-            if value not in words:
-                raise ConfigError(f"{name}={value!r} is unknown: give one of {', '.join(words)}")
+        check_word("sql_engine", self.sql_engine, ("sqlite", "duckdb"))
+        check_word("on_source_change", self.on_source_change, ("rebuild", "raise"))
         for name in ("path_prefix", "delimiter", "quote_char", "encoding", "label_column", "offset_column", "length_column"):
             value = getattr(self, name)
             if not (value is None or isinstance(value, str) or (name == "path_prefix" and isinstance(value, os.PathLike))):
@@ -270,6 +264,7 @@ class IndexOptions(SourceOptions):
         for name, text in (("sql_query", self.sql_query), ("where", self.where), ("index_col_name", self.key_column)):
             if text is not None and not isinstance(text, str):
                 raise ConfigError(f"{name}={text!r} is no text: give it as SQL, or as the name of a column")
+        object.__setattr__(self, "allow_missing_columns", flag_of("allow_missing_columns", self.allow_missing_columns))
         for field, name in (("max_size", "max_size"), ("max_index_files", "max_index_files_to_use")):
             if (limit := getattr(self, field)) is not None:
                 object.__setattr__(self, field, check_at_least(name, limit, 1))

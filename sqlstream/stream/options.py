@@ -46,7 +46,7 @@ class CacheOptions:
     def open(self, storage: StorageOptions) -> Cache:
         """Return the cache."""
         return Cache(
-            self.directory or default_cache_directory(),
+            default_cache_directory() if self.directory is None else self.directory,
             limit=self.limit,
             storage_options=storage,
             eviction_policy=self.eviction_policy,

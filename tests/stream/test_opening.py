@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,6 +93,24 @@ def test_what_is_no_row_is_named(tmp_path: Path, wrong: Any, says: str) -> None:
         ({"max_failure_ratio": "0.1"}, r"max_failure_ratio='0.1' is no number"),
         ({"max_failure_ratio": float("nan")}, r"max_failure_ratio=nan is out of range"),
         ({"dst": 5}, r"the cache directory 5 is no path"),
+        ({"dst": ""}, r"the cache directory '' is empty"),
+        ({"eviction_policy": ["lru"]}, r"eviction_policy=\['lru'\] is unknown: give one of lru, fifo, lfu, belady"),
+        ({"verify_reads": np.array([1, 2])}, r"verify_reads=array.* is unknown: give one of"),
+        ({"prefetch": np.array([1, 2])}, r"prefetch=array.* is no whole number"),
+        *(
+            ({name: value}, rf"{name}={re.escape(repr(value))} is no bool: give True or False")
+            for name in (
+                "allow_missing_columns",
+                "none_to_empty_str",
+                "print_exceptions",
+                "print_traceback",
+                "seed_transforms",
+                "drop_last",
+                "infinite_iteration",
+                "unaligned_worker_index",
+            )
+            for value in ("false", b"x", ["x"], None)
+        ),
     ],
     ids=str,
 )

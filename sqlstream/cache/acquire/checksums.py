@@ -20,7 +20,8 @@ from sqlstream.cache.ledger.ledger import Ledger, LedgerTransaction, positions
 from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.cache.recovery import recover
 from sqlstream.cache.recovery.recover import VERIFY_BATCH, Finding
-from sqlstream.errors import CacheError, ConfigError
+from sqlstream.config import word_of
+from sqlstream.errors import CacheError
 from sqlstream.process import fork, locks
 
 logger = logging.getLogger(__name__)
@@ -57,9 +58,7 @@ def check_verify_reads(value: VerifyReads | str) -> VerifyReads:
     Raises:
         ConfigError: An unknown word.
     """
-    if value not in tuple(VerifyReads):
-        raise ConfigError(f"verify_reads={value!r} is unknown: give one of {', '.join(VerifyReads)}")
-    return VerifyReads(value)
+    return word_of("verify_reads", value, VerifyReads)
 
 
 def crc32_of(fd: int) -> int:

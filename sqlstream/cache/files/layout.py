@@ -202,12 +202,14 @@ def local_directory(path: str | os.PathLike[str]) -> Path:
     """Return the absolute path of a cache directory as a user names it, `~` expanded.
 
     Raises:
-        ConfigError: It is no path, or a URL: a cache lies on a disk of this machine.
+        ConfigError: It is no path, an empty one, or a URL: a cache lies on a disk of this machine.
     """
     try:
         text = os.fsdecode(path)
     except TypeError:
         raise ConfigError(f"the cache directory {path!r} is no path: give a text or a Path, such as '/scratch/cache'") from None
+    if not text:  # a variable that is not set, say: the working directory is not meant
+        raise ConfigError("the cache directory '' is empty: give a path, such as '/scratch/cache'")
     if urls.scheme(text) != "file" or text.lower().startswith("file:"):
         raise ConfigError(
             f"the cache directory {urls.redact(text)!r} is a URL: give a directory on a disk of this machine, such as "

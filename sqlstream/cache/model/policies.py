@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlstream.errors import CacheDamagedError, ConfigError
+from sqlstream.config import check_word
+from sqlstream.errors import CacheDamagedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +60,7 @@ def policy_named(name: str) -> Policy:
     Raises:
         ConfigError: There is none of this name.
     """
-    if name not in POLICIES:
-        raise ConfigError(f"eviction_policy={name!r} is unknown: give one of {', '.join(POLICIES)}")
+    check_word("eviction_policy", name, POLICIES)
     return POLICIES[name]
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from torch.utils.data import get_worker_info
 
 from sqlstream import distributed
-from sqlstream.config import Buckets, Packs, check_at_least
+from sqlstream.config import Buckets, Packs, check_at_least, flag_of
 from sqlstream.errors import ConfigError
 from sqlstream.index.weights import WeightsSpec
 from sqlstream.order import Tail
@@ -131,6 +131,12 @@ class OrderOptions:
         for name in ("epoch_size", "batch_size", "num_canonical_nodes"):
             if (number := getattr(self, name)) is not None:
                 object.__setattr__(self, name, check_at_least(name, number, 1))
+        for field_name, name in (
+            ("drop_last", "drop_last"),
+            ("is_endless", "infinite_iteration"),
+            ("is_unaligned", "unaligned_worker_index"),
+        ):
+            object.__setattr__(self, field_name, flag_of(name, getattr(self, field_name)))
         self._check_batches()
         if isinstance(self.shuffle_block_size, str):
             if self.shuffle_block_size != AUTO_BLOCKS:
