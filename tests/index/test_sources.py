@@ -154,6 +154,19 @@ def test_conflicting_types_name_both_files_and_the_column(tmp_path: Path) -> Non
         build(tmp_path, tmp_path / "*.jsonl")
 
 
+@pytest.mark.parametrize("numbers_come_first", [True, False])
+def test_a_file_of_words_for_missing_values_beside_files_of_numbers_is_told_from_text(
+    numbers_come_first: bool, tmp_path: Path
+) -> None:
+    write_csv(tmp_path / f"{'b' if numbers_come_first else 'a'}.csv", 'n\n\nNA\n""\n')
+    write_csv(tmp_path / f"{'a' if numbers_come_first else 'b'}.csv", "n\n1\nNA\n")
+    with pytest.raises(SchemaError, match=r"'n' is .*: all of its values in .*\.csv are texts such as 'NA', so leave .* empty"):
+        build(tmp_path, tmp_path / "*.csv")
+    write_csv(tmp_path / f"{'a' if numbers_come_first else 'b'}.csv", "n\nDE\n")  # as codes of countries, they are texts
+    texts = [row["n"] for row in all_rows(build(tmp_path, tmp_path / "*.csv"))]
+    assert sorted(map(str, texts)) == ["", "DE", "NA"]
+
+
 @pytest.mark.parametrize("where", ["local", "remote"])
 def test_a_directory_groups_files_by_the_name_before_the_first_dot(where: str, tmp_path: Path) -> None:
     names = ("x/2.JPG", "x/2.txt", "y/10.jpg", "y/10.seg.png", "1.jpg", "3.txt", ".hidden.jpg", "README")

@@ -41,6 +41,8 @@ VIEWS = ("dataframe", "samples")
 """Names of the table in users' SQL."""
 ENCODING = b"sqlstream.encoding"
 """Key in an Arrow field's metadata: how its values are written where the Arrow type alone does not tell."""
+ALL_MISSING = b"sqlstream.all_missing"
+"""Key in the metadata of a field of text: all values are words such as this one, which say among numbers that there is none."""
 JSON = b"json"
 """Any JSON value, as JSON text; lists and objects of JSON sources, which have no fixed shape."""
 UUID = b"uuid"

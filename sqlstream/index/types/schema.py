@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyarrow import types
 
 from sqlstream.errors import SchemaError
-from sqlstream.index.types.models import BOOL8, ENCODING, OPAQUE, UUID
+from sqlstream.index.types.models import ALL_MISSING, BOOL8, ENCODING, OPAQUE, UUID
 from sqlstream.index.types.values import encoding
 
 _MAX_COLUMNS = 1990  # SQLite allows 2000 in a table
@@ -24,6 +24,8 @@ class TableSchema:
     def __init__(self) -> None:
         self.fields: dict[str, pa.Field[Any]] = {}
         self._origins: dict[str, str] = {}
+        self._missing: dict[str, str | None] = {}
+        """Of columns of text: the first file with words such as 'NA' alone; None: another one has other texts."""
 
     def merge(self, schema: pa.Schema, file: str) -> None:
         """Take the columns of one more file in.
@@ -39,7 +41,12 @@ class TableSchema:
             twice = next(name for name in schema.names if schema.names.count(name) > 1)
             raise SchemaError(f"{file} has the column {twice!r} more than once: rename one of them")
         for field in schema:
-            self._merge_field(normalise(field, file), file)
+            word = (field.metadata or {}).get(ALL_MISSING)
+            if word is not None:
+                self._missing.setdefault(field.name, f"all of its values in {file} are texts such as {word.decode()!r}")
+            elif types.is_string(field.type):
+                self._missing[field.name] = None
+            self._merge_field(normalise(field if word is None else field.remove_metadata(), file), file)
         if len(self.fields) > _MAX_COLUMNS:
             raise SchemaError(
                 f"{file} brings the table to {len(self.fields)} columns, more than {_MAX_COLUMNS}: "
@@ -58,9 +65,11 @@ class TableSchema:
             return
         kind = widen(known.type, field.type)
         if kind is None or (encoding(known) != encoding(field) and not types.is_null(field.type)):
+            missing = self._missing.get(field.name)
+            cure = "write it with one type" if missing is None else f"{missing}, so leave those fields empty"
             raise SchemaError(
                 f"column {field.name!r} is {_readable(known)} in {self._origins[field.name]} and {_readable(field)} in {file}: "
-                "write it with one type, or leave it out with index_cols_to_keep"
+                f"{cure}, or leave it out with index_cols_to_keep"
             )
         self.fields[field.name] = known.with_type(kind)
 

@@ -24,6 +24,7 @@ from sqlstream.errors import SourceError
 from sqlstream.index.sources.base.base import BATCH_ROWS, PLAIN, Reading, arrow_errors
 from sqlstream.index.sources.base.byte_source import ByteSource
 from sqlstream.index.sources.formats.quoting import check_quotes
+from sqlstream.index.types.models import ALL_MISSING
 from sqlstream.index.types.pandas_import import load_pandas
 
 logger = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ class DelimitedTable:
                     seen[column].add(values, num_rows)
                 num_rows += batch.num_rows
         self._types = {column: of_column.type_of(f"{self._name}: column {column!r}") for column, of_column in seen.items()}
-        return pa.schema([pa.field(column, self._types[column]) for column in self._header])
+        return pa.schema([pa.field(column, self._types[column], metadata=seen[column].metadata) for column in self._header])
 
     def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield the rows; `schema` comes first."""
@@ -178,6 +179,8 @@ class _Seen:
         self._num_values = self._num_huge = 0
         self._first: dict[str, tuple[int, str]] = {}
         """Row and value of the first that is huge, or long."""
+        self._missing: str | None = None
+        """A word for a missing value; None: none was seen."""
 
     def add(self, values: Any, first_row: int) -> None:
         """Take in a block of texts, whose first row is the file's row `first_row`."""
@@ -186,6 +189,8 @@ class _Seen:
         found = _kinds(values)
         self.kinds |= found
         self._num_values += len(values) - values.null_count
+        if found == {"missing"} and self._missing is None:
+            self._missing = values.drop_null()[0].as_py()
         for kind in found & {"huge", "long"}:
             pattern = _whole_of_more_digits(_EXACT_DIGITS) if kind == "long" else _MAYBE_HUGE
             rows = pc.indices_nonzero(pc.match_substring_regex(values, pattern)).to_pylist()
@@ -193,6 +198,11 @@ class _Seen:
             self._num_huge += len(rows) if kind == "huge" else 0
             if rows:
                 self._first.setdefault(kind, (first_row + rows[0], values[rows[0]].as_py()))
+
+    @property
+    def metadata(self) -> dict[bytes, bytes] | None:
+        """What the column's field says beside its type."""
+        return {ALL_MISSING: self._missing.encode()} if self.kinds == {"missing"} and self._missing is not None else None
 
     def type_of(self, column: str) -> pa.DataType:
         """Return the column's type; say once when it rounds a number, or keeps numbers as text."""
