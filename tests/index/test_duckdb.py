@@ -275,6 +275,35 @@ def test_such_a_type_comes_as_text_with_the_cure(path: Path, tmp_path: Path) -> 
     assert all(isinstance(all_rows(as_text)[0][f"odd_{number}"], str) for number in range(len(LOSSY)))
 
 
+DURATIONS = pa.array([dt.timedelta(seconds=1), None, dt.timedelta(microseconds=-5)])
+
+
+def test_durations_are_intervals_which_a_query_gives_as_numbers_or_texts(tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"index": [1, 2, 3], "d": DURATIONS}), path)
+    kept = build(tmp_path, path, where="d > INTERVAL '0.5 seconds'", sql_engine="duckdb")
+    assert all_rows(kept) == [{"index": 1, "d": dt.timedelta(seconds=1)}]
+    query = "SELECT index, d FROM dataframe"
+    cure = r"make it a number, epoch_us\(\"d\"\), or cast it in the query, as CAST\(\"d\" AS VARCHAR\)"
+    with pytest.raises(SchemaError, match=rf"column 'd' has DuckDB's type INTERVAL, .*: {cure}"):
+        build(tmp_path, path, sql_query=query, sql_engine="duckdb")
+    with pytest.raises(SchemaError, match=r"type INTERVAL\[\], .*: cast it in the query"):
+        build(tmp_path, path, sql_query="SELECT index, [d] AS d FROM dataframe", sql_engine="duckdb")
+    numbers = build(tmp_path, path, sql_query='SELECT index, epoch_us("d") AS d FROM dataframe', sql_engine="duckdb")
+    assert [row["d"] for row in all_rows(numbers)] == [1_000_000, None, -5]
+
+
+def test_durations_of_nanoseconds_are_not_cut(tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"index": [1, 2, 3], "d": DURATIONS.cast(pa.duration("ns"))}), path)
+    assert len(build(tmp_path, path, where="d < INTERVAL '0 seconds'", sql_engine="duckdb")) == 1
+    pq.write_table(pa.table({"index": [1, 2, 3], "d": pa.array([1, None, -1], pa.duration("ns"))}), path)
+    with pytest.raises(QueryError, match=r"column 'd' has values that DuckDB's type does not hold \(.* would lose data: 1\)"):
+        build(tmp_path, path, where="d < INTERVAL '0 seconds'", sql_engine="duckdb")
+
+
 @pytest.mark.parametrize("value", ["TIME '24:00:00'", "TIME_NS '12:00:00.123456789'"])
 def test_a_time_that_no_index_can_hold_is_an_error_of_its_column(value: str, path: Path, tmp_path: Path) -> None:
     pytest.importorskip("duckdb")

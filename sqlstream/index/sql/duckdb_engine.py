@@ -32,6 +32,8 @@ _THREADS = 1
 """More give rows in another order each time, and with it other rows where a LIMIT cuts equal ones: nodes would disagree."""
 _NOT_IN_ARROW = frozenset({"time with time zone", "bit", "uhugeint", "bignum", "varint"})
 """Types of which DuckDB gives Arrow less than the value: no zone, bytes of its own, a number of fewer digits."""
+_INTERVAL = frozenset({"interval"})
+"""Types of months, days and microseconds, which no column of an index has; durations of a source are such in DuckDB."""
 _HUGE = frozenset({"hugeint"})
 """Types of which Arrow gets values of 39 digits as decimals of 38."""
 _LOCKS = (
@@ -115,12 +117,7 @@ class DuckdbEngine:
         """
         with self._errors():
             result = self._connection.sql(statement)
-            for name, kind in zip(result.columns, result.types, strict=True):
-                if _has_type(kind, _NOT_IN_ARROW):
-                    raise SchemaError(
-                        f"the query {shortened(self._query)!r}: column {name!r} has DuckDB's type {kind}, whose values do not "
-                        f"come whole into an index: cast it in the query, as CAST({quote(name)} AS VARCHAR)"
-                    )
+            self._check_types(result)
             reader = result.to_arrow_reader(count)
             return list(reader.schema.names), self._batches(reader, result.types)
 
@@ -132,6 +129,7 @@ class DuckdbEngine:
         """
         with self._errors():
             result = self._connection.sql(f"SELECT * FROM ({self.statement}\n) LIMIT 0")
+            self._check_types(result)
             schema = pa.schema(
                 field.with_type(pa.uuid()) if kind.id == "uuid" else field
                 for field, kind in zip(result.to_arrow_table().schema, result.types, strict=True)
@@ -170,6 +168,16 @@ class DuckdbEngine:
             stored = [[None if v == values.NAN else v for v in e.values] if e.has_nan else e.values for e in encoded]
             stored = [_uuids(v) if is_uuid else v for v, is_uuid in zip(stored, are_uuids, strict=True)]
             yield list(zip(*stored, strict=True))
+
+    def _check_types(self, result: Any) -> None:
+        """Raise SchemaError if a column of a result has a type whose values do not come whole into an index."""
+        for name, kind in zip(result.columns, result.types, strict=True):
+            if _has_type(kind, _NOT_IN_ARROW | _INTERVAL):
+                number = f"make it a number, epoch_us({quote(name)}), or " if kind.id in _INTERVAL else ""
+                raise SchemaError(
+                    f"the query {shortened(self._query)!r}: column {name!r} has DuckDB's type {kind}, whose values do not come "
+                    f"whole into an index: {number}cast it in the query, as CAST({quote(name)} AS VARCHAR)"
+                )
 
     def _check_digits(self, column: pa.Array[Any], name: str) -> None:
         """Raise SchemaError if integers have more digits than the type says that DuckDB gives Arrow for them."""
@@ -220,6 +228,8 @@ def _readable(kind: Any) -> Any:
     """Return the type of `_for_duckdb` for a normal one."""
     if types.is_float16(kind):
         return pa.float32()
+    if types.is_duration(kind) and kind.unit == "ns":
+        return pa.duration("us")  # DuckDB would cut digits off; this cast refuses to
     if types.is_decimal256(kind):
         return pa.decimal128(kind.precision, kind.scale)  # ValueError: more than 38 digits
     if types.is_struct(kind):
@@ -241,7 +251,17 @@ def _read(table: QueriedTable) -> pa.RecordBatchReader:
             while rows := cursor.fetchmany(_ROWS_AT_A_TIME):
                 ids = pa.array([row[0] for row in rows], pa.int64())
                 arrays = [ids, *arrays_of(columns, [row[1:] for row in rows])]
-                cast = [array.cast(field.type) for array, field in zip(arrays, schema, strict=True)]
+                cast = [_cast(array, field) for array, field in zip(arrays, schema, strict=True)]
                 yield pa.RecordBatch.from_arrays(cast, schema=schema)
 
     return pa.RecordBatchReader.from_batches(schema, batches())
+
+
+def _cast(array: Any, field: pa.Field[Any]) -> Any:
+    try:
+        return array.cast(field.type)
+    except pa.ArrowInvalid as error:
+        raise pa.ArrowInvalid(
+            f"column {field.name!r} has values that DuckDB's type does not hold ({error}): round them, leave the column out "
+            "with index_cols_to_keep, or leave out sql_engine='duckdb'"
+        ) from error
