@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import os
 import sys
@@ -19,6 +20,8 @@ WRONG_USE = 2
 """Exit code of wrong use and of errors; argparse uses the same."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT, as shells have it."""
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+"""What the system says of an output that takes no more."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -45,21 +48,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         configure_logs()
         code: int = options.run(options)
         sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader has what it wanted (`… | head`). The interpreter flushes once more at its end: give it a place to.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader has what it wanted (`… | head`)
+        _give_output_up()
         return 0
     except (SqlStreamError, OSError) as error:  # such as a directory of another user
         if options.traceback:
             traceback.print_exc()
         text = " ".join(str(error).split())
+        if isinstance(error, OSError) and error.filename is None and error.errno in _FULL:  # other files are named
+            _give_output_up()
+            text = (
+                f"standard output takes no more ({error.strerror}), and is not whole: make room where it goes, and run it again"
+            )
         for name, flag in getattr(options, "spelling", {}).items():
             text = text.replace(name, flag)
+        if "surrogates not allowed" in text and (encoding := sys.getfilesystemencoding()) != "utf-8":
+            text += f". The words of this command are not in {encoding}, the encoding of the locale: set PYTHONUTF8=1"
         print(f"sqlstream: {printable(text)}", file=sys.stderr)
         return WRONG_USE
     except KeyboardInterrupt:
         return INTERRUPTED
     return code
+
+
+def _give_output_up() -> None:
+    """Have what was printed go nowhere: the interpreter flushes once more at its end, which would be a second error."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _prepare_streams() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from sqlstream.cache import Cache
 from sqlstream.cli.main import build_parser, main
 from tests.cli.commands import run, run_python
+from tests.index.sources import write_csv
 from tests.processes import ROOT
 
 PAGE = (ROOT / "docs" / "cli.md").read_text()
@@ -112,9 +114,35 @@ def test_help_is_printed_on_terminals_of_any_encoding(encoding: str) -> None:
 def test_a_stream_that_is_closed_is_no_error_and_no_other_stream(words: str, code: int, tmp_path: Path) -> None:
     with Cache(tmp_path):
         pass
-    shell = "import subprocess, sys; sys.exit(subprocess.run(['sh', '-c', *sys.argv[1:]]).returncode)"
-    result = run_python("-c", shell, f'"$0" -m sqlstream {words}', sys.executable, str(tmp_path))
+    result = sh(f'"$0" -m sqlstream {words}', tmp_path)
     assert (result.returncode, result.stdout, result.stderr) == (code, "", "")
+
+
+def sh(words: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a line of a shell, in which $0 is Python."""
+    shell = "import subprocess, sys; sys.exit(subprocess.run(['sh', '-c', *sys.argv[1:]]).returncode)"
+    return run_python("-c", shell, words, sys.executable, *map(str, arguments))
+
+
+@pytest.mark.parametrize("buffering", ["PYTHONUNBUFFERED=", "PYTHONUNBUFFERED=1"])
+@pytest.mark.parametrize("words", ['cache stats "$1"', 'cache stats "$1" --json', 'cache failures "$1"', "doctor --json"])
+def test_an_output_that_takes_no_more_is_an_error(words: str, buffering: str, tmp_path: Path) -> None:
+    with Cache(tmp_path):
+        pass
+    result = sh(f'{buffering} "$0" -m sqlstream {words} > /dev/full', tmp_path)
+    assert result.returncode == 2
+    assert re.fullmatch(r"sqlstream: standard output takes no more \(No space left .*\), and is not whole: .*\n", result.stderr)
+
+
+def test_words_that_the_locale_cannot_have_are_an_error_with_the_cure(tmp_path: Path) -> None:
+    table = write_csv(tmp_path / "t.csv", "index,caption\n1,größe\n")
+    assert run("index", "build", table, tmp_path / "cache").returncode == 0
+    words = 'LC_ALL=C PYTHONCOERCECLOCALE=0 PYTHONUTF8=%s "$0" -m sqlstream index query "$1" "SELECT * FROM dataframe %s"'
+    query = "WHERE caption = 'größe'"
+    refused = sh(words % (0, query), tmp_path / "cache")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.endswith("are not in ascii, the encoding of the locale: set PYTHONUTF8=1\n")
+    assert sh(words % (1, query), tmp_path / "cache").stdout.splitlines()[1].split() == ["0", "1", "größe"]
 
 
 def test_help_imports_nothing_heavy() -> None:
