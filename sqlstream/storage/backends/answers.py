@@ -174,7 +174,8 @@ def part_of_answer(url: str, status: int, headers: Mapping[str, str], *, start: 
     is_bounded = length is not None or headers.get("transfer-encoding") is not None
     if not is_bounded and encoding != "deflate":  # that shows its own end; gzip does not: another member could have followed
         text = "the server does not say where the body ends: it could have broken off"
-        raise StorageError(f"{redact(url)}: {text}; use a server that sends a Content-Length or chunks", url=redact(url))
+        cure = "use a server that sends a Content-Length; chunks do for what is read whole, which shards are not"
+        raise StorageError(f"{redact(url)}: {text}; {cure}", url=redact(url))
     part = BodyRange(start=0, stop=length, total_bytes=length)
     if said is not None or status == 206:
         if status == 206 and headers.get("content-type", "").strip().lower().startswith(_PARTS):
