@@ -253,3 +253,24 @@ def test_a_damaged_copy_in_the_cache_is_named_beside_its_cure(server: FaultyHttp
             dataset[0]
         dataset.cache.clear()
         assert dataset[0]["bin"] == bytes(30_000)
+
+
+@pytest.mark.parametrize(
+    ("at", "why"), [(24, "stored as it is, with two sizes"), (8, "encrypted"), (10, "a method that is not")]
+)
+def test_a_member_that_a_damaged_copy_says_is_not_read_is_named_beside_the_cure_of_the_copy(
+    at: int, why: str, server: FaultyHttpServer, tmp_path: Path
+) -> None:
+    with zipfile.ZipFile(tmp_path / "s.zip", "w") as archive:
+        archive.writestr("a.bin", bytes(3000))
+    server.objects["/d/s.zip"] = (tmp_path / "s.zip").read_bytes()
+    options: dict[str, Any] = {"lazy_index_chunk_size": 1, "shards": "whole", "on_error": "raise"}
+    with opened(f"{server.url}/d/s.zip", tmp_path, **options) as dataset:
+        assert len(list(dataset)) == 1
+    (copy,) = (tmp_path / "cache/data").glob("*/*")
+    data = bytearray(copy.read_bytes())
+    data[data.index(b"PK\1\2") + at] ^= 1
+    copy.write_bytes(data)
+    shutil.rmtree(tmp_path / "cache/index")
+    with pytest.raises(SourceError, match=rf"{why}.*its copy is not: `sqlstream cache clear` has it fetched again"):
+        opened(f"{server.url}/d/s.zip", tmp_path, **options)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from sqlstream.config import DamagedShards, MissingShards
-from sqlstream.errors import DamagedShardError, SchemaError
+from sqlstream.errors import DamagedShardError, SchemaError, SourceError
 from sqlstream.index.sources.base.access import local_copy
 from sqlstream.index.sources.base.base import PLAIN, Reading, TableFile
 from sqlstream.index.sources.base.byte_source import LocalBytes
@@ -223,10 +223,15 @@ class ShardPart:
         """
         if self.source.is_missing:
             return ShardSamples.none(missing_shard(self.source.url))
+        is_of_copy = urls.is_remote(self.source.url) and (scratch.here is not None or scratch.files is not None)
         try:
             found = self.layout.samples(self.source, remote, scratch)
         except DamagedShardError as error:
             found = ShardSamples.none(error)
+        except SourceError as error:
+            if is_of_copy and type(error) is SourceError:  # a bit that a disk has lost may make a member one that is not read
+                raise SourceError(f"{error}{CURE_OF_COPY}", **error.context) from error
+            raise
         if taken := found.taken_columns:
             raise SchemaError(
                 f"{urls.redact(self.source.url)} has a column {taken[0]!r}, a field that every sample of a shard gets, whose "
@@ -234,7 +239,7 @@ class ShardPart:
             )
         if (damage := found.damage) is None:
             return found
-        if urls.is_remote(self.source.url) and (scratch.here is not None or scratch.files is not None):
+        if is_of_copy:
             damage = DamagedShardError(f"{damage}{CURE_OF_COPY}", **damage.context)
             damage.__cause__ = found.damage
         if self.damaged is DamagedShards.RAISE:
