@@ -12,9 +12,11 @@ import shutil
 import sqlite3
 import tarfile
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
@@ -133,6 +135,42 @@ def test_a_table_becomes_parquet_with_its_files_inside(
     rows = pq.read_table(tmp_path / "out").to_pylist()
     assert sorted(row["score"] for row in rows) == [0.5, 0.5, 1.5, 1.5]
     assert rows[0]["image"]["bytes"].startswith(b"\xff\xd8\xff")
+
+
+def test_parquet_has_the_types_of_the_source_whatever_its_first_rows_hold(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    columns = {
+        "late": pa.array([None] * 5 + [1] * 5, pa.int16()),
+        "price": pa.array([Decimal(10**n) for n in range(10)], pa.decimal128(12, 2)),
+        "tags": pa.array([[]] * 5 + [[1.5]] * 5, pa.list_(pa.float32())),
+        "box": pa.array([{"x": None}] * 5 + [{"x": 3}] * 5, pa.struct([("x", pa.uint64())])),
+        "content": pa.array([b"x" * n for n in range(10)], pa.binary()),
+        "file": pa.array([None] * 5 + ["a.txt"] * 5),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    (tmp_path / "a.txt").write_bytes(b"a file")
+    words = ("--format", "parquet", "--columns", *columns)
+    for part in ("0/2", "1/2"):
+        code, text = write(capsys, tmp_path / "t.parquet", tmp_path / "out", *words, "--part", part)
+        assert code == 0, text
+    assert pq.read_table(tmp_path / "out").equals(pa.table(columns))
+    words = ("--format", "parquet", "--columns", "late=n", "file", "content:Image", "--where", "late = 1", "--download", "file")
+    assert write(capsys, tmp_path / "t.parquet", tmp_path / "some", *words)[0] == 0
+    table = pq.read_table(tmp_path / "some")
+    assert (table.schema.field("n").type, table["file"].to_pylist()) == (pa.int16(), [b"a file"] * 5)
+    assert table["content"].to_pylist()[4] == {"bytes": b"x" * 9, "path": None}
+
+
+def test_parts_that_the_first_samples_lack_are_columns_of_parquet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    src = FIXTURES / "wds" / "shard-000000.tar"
+    assert write(capsys, src, tmp_path / "out", "--format", "parquet", "--part", "0/4")[0] == 0
+    schema = pq.read_table(tmp_path / "out").schema
+    assert {str(kind) for kind in schema.types} == {"binary"}
+    assert {"jpg", "cbor"} <= set(schema.names)
+    src = FIXTURES / "mds" / "zstd"  # has arrays and pictures, whose values tell
+    assert write(capsys, src, tmp_path / "mds", "--format", "parquet")[0] == 0
+    assert pq.read_table(tmp_path / "mds").schema.field("tokens").type == pa.list_(pa.field("element", pa.int64()))
 
 
 def test_a_transform_makes_one_several_or_no_samples(

@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from sqlstream.errors import ConfigError, EncodeError
+from sqlstream.index.types import values
+from sqlstream.index.types.models import Column
 from sqlstream.storage.base import urls
 
 _FIELD = re.compile(r"(?P<column>[^=:]+)(?:=(?P<name>[^=:]+))?(?::(?P<encoding>.+))?")
@@ -115,6 +118,23 @@ class Rows:
         """
         given = {field.name or field.column: field.encoding for field in self._fields}
         return {name: given.get(name) or _encoding(name, value) for name, value in row.items()}
+
+    def types(self, columns: Sequence[Column]) -> dict[str, pa.DataType]:
+        """Return the types that Parquet has for columns of an index; those whose values have no one type are left out."""
+        found = {column.name: self._type(column, columns) for column in columns}
+        fields = self._fields or [Field(name, None, None) for name in found]
+        types = {field.name or field.column: found.get(field.column) for field in fields}
+        return {name: kind for name, kind in types.items() if kind is not None}
+
+    def _type(self, column: Column, columns: Sequence[Column]) -> pa.DataType | None:
+        """Return the type of what a row has of a column; None: its values tell it."""
+        kind = column.field.type
+        if column.name in self._paths or column.is_member:
+            return pa.binary()
+        if column.is_in_place and (pa.types.is_binary(kind) or pa.types.is_struct(kind)):
+            are_shards = any(other.name == "__shard__" for other in columns)  # whose values may be images and arrays
+            return None if are_shards else pa.binary()
+        return None if values.encoding(column.field) else kind
 
 
 def _encoding(name: str, value: Any) -> str:

@@ -46,6 +46,7 @@ _SPELLING = {
     "sql_query": "--sql",
     "part=": "--part ",
     ", or resume to": ", or --resume to",
+    ": give a schema": ": give a schema, in Python, ParquetWriter(schema=…)",
     ", or set allow_missing_columns=True to read it as None": "",
 }
 
@@ -317,7 +318,8 @@ def _row_writer(
     sizes = {} if options.size_limit is None else {"size_limit": options.size_limit}
     given = {field.name or field.column: field.encoding for field in fields if field.encoding}
     if options.format == "parquet":
-        return ParquetWriter(options.out, media=given, **sizes, options=write_options)
+        types = {} if is_made else rows.types(dataset.index.columns)
+        return ParquetWriter(options.out, media=given, types=types, **sizes, options=write_options)
     dataset.set_progress(0, 0)
     first = next(iter(dataset), None)
     samples = [] if first is None else list(_made(first) if is_made else _as_it_is(first))

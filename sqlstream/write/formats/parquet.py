@@ -44,14 +44,22 @@ class ParquetFormat:
         group_bytes: Most bytes of a row group.
         schema: Of the rows; None: as the first row group has it.
         media: Columns that hold files: `Image`, `Audio` or `Video`, by name.
+        types: Of columns that are known without a schema, by name.
     """
 
     index_names: tuple[str, ...] = ()
 
     def __init__(
-        self, pattern: str, limits: ShardLimits, group_bytes: int, schema: pa.Schema | None, media: Mapping[str, str]
+        self,
+        pattern: str,
+        limits: ShardLimits,
+        group_bytes: int,
+        schema: pa.Schema | None,
+        media: Mapping[str, str],
+        types: Mapping[str, pa.DataType],
     ) -> None:
-        self._pattern, self.limits, self.group_bytes, self._media = pattern, limits, group_bytes, media
+        self._pattern, self.limits, self.group_bytes = pattern, limits, group_bytes
+        self._media, self._types = media, types
         self.schema = None if schema is None else self._with_media(schema)
         """Of the rows; None: not known yet."""
         self.settings: Mapping[str, Any] = {
@@ -60,6 +68,7 @@ class ParquetFormat:
             "row_group_bytes": group_bytes,
             "media": dict(media),
             "schema": None if self.schema is None else _as_text(self.schema),
+            **({"types": {name: str(kind) for name, kind in types.items()}} if types else {}),
             **limits.settings,
         }
         """What decides the bytes."""
@@ -100,13 +109,17 @@ class ParquetFormat:
                 raise EncodeError(f"column {name!r} {wrong}")
         try:
             if self.schema is None:
-                self.schema = self._with_media(pa.table(columns).schema)
-                if empty := [field.name for field in self.schema if pa.types.is_null(field.type)]:
+                self.schema = self._with_media(pa.schema([self._field(name, values) for name, values in columns.items()]))
+                empty = [field.name for field in self.schema if pa.types.is_null(field.type)]
+                if empty := [name for name in empty if name not in self._types]:
                     raise EncodeError(f"column {empty[0]!r} has no value in the first {len(rows)} rows: give a schema")
             arrays = [self._array(field, columns.get(field.name) or [None] * len(rows)) for field in self.schema]
             return pa.Table.from_arrays(arrays, schema=self.schema)
         except (pa.ArrowException, UnicodeError, OverflowError) as error:
             raise EncodeError(f"rows do not fit the schema that the first ones have: {error}: give a schema") from error
+
+    def _field(self, name: str, values: Sequence[Any]) -> pa.Field[Any]:
+        return pa.field(name, self._types[name] if name in self._types else pa.array(values).type)
 
     def _array(self, field: pa.Field[Any], values: Sequence[Any]) -> Any:
         array = pa.array(values, field.type)
@@ -302,6 +315,7 @@ class ParquetWriter(SampleWriter[Row]):
         pattern: Names of shards, with one number.
         size_limit: Most bytes of the values of a shard; None: no limit.
         row_group_bytes: Most bytes of the values of a row group: what a reader of content fetches at once.
+        types: Of columns that are known without a schema, by name; others have those of the first row group.
         options: How it is stored.
 
     Raises:
@@ -323,6 +337,7 @@ class ParquetWriter(SampleWriter[Row]):
         pattern: str = "shard-%06d.parquet",
         size_limit: int | str | None = "512mb",
         row_group_bytes: int | str = "16mb",
+        types: Mapping[str, pa.DataType] | None = None,
         options: WriteOptions | None = None,
     ) -> None:
         for name, kind in (media or {}).items():
@@ -332,5 +347,7 @@ class ParquetWriter(SampleWriter[Row]):
         if not group_bytes:
             raise ConfigError(f"row_group_bytes={row_group_bytes!r}: a row group has bytes: give a size such as '16mb'")
         limits = ShardLimits(size_limit, None)
-        parquet = ParquetFormat(checked_pattern(pattern, ".parquet"), limits, group_bytes, schema, media or {})
+        if schema is not None and types:
+            raise ConfigError("schema and types both say which types columns have: give one of them")
+        parquet = ParquetFormat(checked_pattern(pattern, ".parquet"), limits, group_bytes, schema, media or {}, types or {})
         super().__init__(parquet, out, options or WriteOptions())
