@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import contextlib
+import datetime as dt
 import gzip
 import io
 import json
@@ -171,6 +172,31 @@ def test_parts_that_the_first_samples_lack_are_columns_of_parquet(tmp_path: Path
     src = FIXTURES / "mds" / "zstd"  # has arrays and pictures, whose values tell
     assert write(capsys, src, tmp_path / "mds", "--format", "parquet")[0] == 0
     assert pq.read_table(tmp_path / "mds").schema.field("tokens").type == pa.list_(pa.field("element", pa.int64()))
+
+
+def test_times_are_text_in_mds_tar_and_zip(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    columns = {
+        "day": pa.array([dt.date(2020, 1, 2)]),
+        "made": pa.array([1577847845000000123], pa.timestamp("ns", "UTC")),
+        "box": pa.array([{"at": dt.time(3, 4), "prices": [Decimal("1.50")]}]),
+        "id": pa.ExtensionArray.from_storage(pa.uuid(), pa.array([bytes(15) + b"5"], pa.binary(16))),
+    }
+    expected = {
+        "day": "2020-01-02",
+        "made": "2020-01-01 03:04:05.000000123+00:00",
+        "box": {"at": "03:04:00", "prices": ["1.50"]},
+        "id": "00000000-0000-0000-0000-000000000035",
+    }
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    for kind in ("mds", "tar", "zip"):
+        code, text = write(capsys, tmp_path / "t.parquet", tmp_path / kind, "--format", kind)
+        assert code == 0, text
+    assert rows_of(tmp_path / "mds", *expected) == [tuple(expected.values())]
+    assert json.loads(members(tmp_path / "tar" / "shard-000000.tar")["000000000.json"]) == expected
+    words = ("--format", "tar", "--columns", "day=txt", "box=json")
+    assert write(capsys, tmp_path / "t.parquet", tmp_path / "named", *words)[0] == 0
+    named = members(tmp_path / "named" / "shard-000000.tar")
+    assert (named["000000000.txt"], json.loads(named["000000000.json"])) == (b"2020-01-02", expected["box"])
 
 
 def test_a_transform_makes_one_several_or_no_samples(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import io
 import re
+import uuid
 from collections.abc import Collection, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -19,6 +21,9 @@ from sqlstream.storage.base import urls
 
 _FIELD = re.compile(r"(?P<column>[^=:]+)(?:=(?P<name>[^=:]+))?(?::(?P<encoding>.+))?")
 _MAGIC = ((b"\xff\xd8\xff", "jpg"), (b"\x89PNG\r\n", "png"), (b"GIF8", "gif"), (b"fLaC", "flac"), (b"OggS", "ogg"))
+_TIMES = (dt.date, dt.time, dt.timedelta, np.datetime64, np.timedelta64, uuid.UUID)
+"""What MDS and JSON have as text, which is that of `sqlstream index export`."""
+_OF_JSON = frozenset((str, int, float, bool, type(None)))
 _ENCODINGS: tuple[tuple[type, str], ...] = (
     (bool, "uint8"),
     (int, "int"),
@@ -29,6 +34,7 @@ _ENCODINGS: tuple[tuple[type, str], ...] = (
     (Decimal, "str_decimal"),
     (dict, "json"),
     (list, "json"),
+    *((kind, "str") for kind in _TIMES),
 )
 
 
@@ -94,10 +100,11 @@ class Rows:
     Args:
         fields: What is written; none: all columns.
         paths: Columns whose values are paths of files.
+        has_times: The format has values of time; else they are text.
     """
 
-    def __init__(self, fields: Sequence[Field], paths: Collection[str]) -> None:
-        self._fields, self._paths = fields, frozenset(paths)
+    def __init__(self, fields: Sequence[Field], paths: Collection[str], *, has_times: bool) -> None:
+        self._fields, self._paths, self._has_times = fields, frozenset(paths), has_times
 
     def __call__(self, position: int, sample: Mapping[str, Any]) -> dict[str, Any]:
         """Return the row of a sample."""
@@ -107,7 +114,8 @@ class Rows:
         for field in chosen:
             value = sample[field.column]
             content = content_of(value, field.column in self._paths)
-            row[field.name or field.column] = value if content is None else content.data
+            own = value if self._has_times or isinstance(value, Decimal) else _texts(value)
+            row[field.name or field.column] = own if content is None else content.data
         return row
 
     def encodings(self, row: Mapping[str, Any]) -> dict[str, str]:
@@ -188,7 +196,7 @@ class Files:
                 continue
             content = content_of(value, field.column in self._paths)
             if field.name is not None:
-                found[field.name] = value if content is None else content.data
+                found[field.name] = _texts(value) if content is None else content.data
             elif content is None:
                 facts[field.column] = value
             elif self._are_extensions and field.column not in self._paths:
@@ -212,5 +220,17 @@ class Files:
         return str(sample[self._key])
 
 
+def _texts(value: Any) -> Any:
+    """Return a value with text for what JSON has no values of, at any depth."""
+    if isinstance(value, (Decimal, *_TIMES)):
+        return str(value).replace("T", " ") if isinstance(value, np.datetime64) else str(value)
+    if isinstance(value, dict):
+        return {name: _texts(inner) for name, inner in value.items()}
+    if isinstance(value, list) and not _OF_JSON.issuperset(map(type, value)):
+        return [_texts(inner) for inner in value]
+    return value
+
+
 def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else str(value) if isinstance(value, Decimal) else value
+    found = _texts(value)
+    return found.item() if isinstance(found, np.generic) else found

@@ -157,7 +157,7 @@ def _write(options: argparse.Namespace) -> dict[str, object]:
             )
             writer = _archive_writer(options, write_options)
         else:
-            rows = Rows(() if make else fields, options.download)
+            rows = Rows(() if make else fields, options.download, has_times=options.format == "parquet")
             convert = rows
             writer = _row_writer(options, write_options, rows, dataset, fields, is_made=make is not None)
         made = _made if make is not None else _as_it_is
