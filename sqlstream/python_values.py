@@ -12,15 +12,96 @@ import decimal
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, Literal, SupportsIndex
 
 import numpy as np
+import pyarrow as pa
 
 _MOMENTS = (dt.datetime, dt.date, dt.time, dt.timedelta)
 _CONSTANT = frozenset((str, bytes, int, float, bool, complex, type(None), decimal.Decimal, uuid.UUID, *_MOMENTS))
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _LISTS = (list, tuple, set, frozenset)
 _TEMPORAL = (dt.date, dt.time)
 _BYTES = (bytes, bytearray, memoryview)
+
+
+class NanosecondDatetime(dt.datetime):
+    """A moment with its zone, and nanoseconds below its microseconds, as `pandas.Timestamp` is one.
+
+    Equal to a moment only if the nanoseconds are equal, too. What `datetime` computes from it has microseconds.
+    """
+
+    nanosecond: int = 0
+    """Nanoseconds below the microsecond, in [0, 1000)."""
+
+    @classmethod
+    def of(cls, moment: dt.datetime, nanosecond: int) -> NanosecondDatetime:
+        """Return `moment` and `nanosecond` more."""
+        parts = (*moment.timetuple()[:6], moment.microsecond, moment.tzinfo)
+        made = cls(*parts, fold=moment.fold)
+        made.nanosecond = nanosecond
+        return made
+
+    def isoformat(self, sep: str = "T", timespec: str = "auto") -> str:
+        """Return the text with all nine digits, unless `timespec` asks for fewer."""
+        if timespec != "auto":
+            return super().isoformat(sep, timespec)
+        text = super().isoformat(sep, "microseconds")
+        return f"{text[:26]}{self.nanosecond:03}{text[26:]}"
+
+    def __eq__(self, other: object) -> bool:
+        return super().__eq__(other) and self.nanosecond == getattr(other, "nanosecond", 0)
+
+    def __ne__(self, other: object) -> bool:  # datetime has its own
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash((super().__hash__(), self.nanosecond))
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[object, ...]:
+        plain = dt.datetime.combine(self.date(), self.timetz())
+        return (NanosecondDatetime.of, (plain, self.nanosecond))
+
+
+_NANOSECONDS = frozenset((dt.datetime, np.datetime64, NanosecondDatetime))
+
+
+def arrow_array(values: Sequence[Any], kind: pa.DataType | None = None) -> Any:
+    """Return values as an array of Arrow, with the nanoseconds of moments and durations.
+
+    Arrow cuts those of a `NanosecondDatetime`, and takes no `datetime64` beside a `datetime`: a column of nanoseconds has both.
+
+    Args:
+        values: Of one column.
+        kind: Its type; None: as the values have it.
+
+    Raises:
+        pyarrow.ArrowException: They have no such type, or no type has them all.
+        OverflowError: A number has more than 64 bits.
+    """
+    types = set(map(type, values)) - {type(None)}
+    are_durations = types == {dt.timedelta, np.timedelta64}
+    are_moments = types <= _NANOSECONDS and (NanosecondDatetime in types or len(types) > 1)
+    if not (are_durations or are_moments):
+        return pa.array(values, kind)
+    counts = [None if value is None else _nanoseconds(value) for value in values]
+    array: Any = pa.array([value for value in values if isinstance(value, dt.datetime)][:1])
+    zone = None if are_durations else getattr(array.type, "tz", None)
+    unit: Literal["ns", "us"] = "ns" if any(count % 1000 for count in counts if count is not None) else "us"
+    found: Any = pa.duration(unit) if are_durations else pa.timestamp(unit, zone)
+    whole = counts if unit == "ns" else [None if count is None else count // 1000 for count in counts]
+    return pa.array(whole, found).cast(found if kind is None else kind)
+
+
+def _nanoseconds(value: Any) -> int | None:
+    """Return how many nanoseconds a duration has, or a moment from 1970 on."""
+    if isinstance(value, np.datetime64 | np.timedelta64):
+        if np.isnat(value):
+            return None
+        whole = value.astype(f"{value.dtype.kind}8[us]")  # not all years have a count of nanoseconds
+        return int(whole.astype(int)) * 1000 + int((value - whole) / np.timedelta64(1, "ns"))
+    since = value if isinstance(value, dt.timedelta) else value.replace(tzinfo=value.tzinfo or dt.UTC) - _EPOCH
+    return since // dt.timedelta(microseconds=1) * 1000 + getattr(value, "nanosecond", 0)
 
 
 def owned_row(row: Mapping[Any, Any]) -> dict[Any, Any]:

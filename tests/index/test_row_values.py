@@ -117,6 +117,16 @@ def test_a_later_part_does_not_turn_decimals_into_floats_or_text_into_bytes(
         build(tmp_path, lambda: [pa.table({"x": [x]}) for x in (early, late)])
 
 
+def test_nanoseconds_of_samples_are_those_of_rows_that_are_made_of_them(tmp_path: Path) -> None:
+    table = pa.table({"at": pa.array([123, 0], pa.timestamp("ns", "UTC")), "day": pa.array([-1, 1000], pa.timestamp("ns"))})
+    rows = all_rows(build(tmp_path, table))
+    again = build(tmp_path, rows)
+    assert [column.type for column in again.columns] == ["timestamp[ns, tz=UTC]", "timestamp[ns]"]
+    assert all_rows(again) == rows
+    far = {"at": None, "day": np.datetime64("20000-01-01", "s")}
+    assert all_rows(build(tmp_path, [rows[1], far])) == [rows[1], far]
+
+
 def test_what_is_missing_is_no_type_of_its_own(tmp_path: Path) -> None:
     pd = pandas()
     frame = pd.DataFrame({"at": pd.Series([AWARE, pd.NaT], dtype=object), "x": pd.Series(["a", float("nan")], dtype=object)})

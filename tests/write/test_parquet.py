@@ -164,6 +164,20 @@ def test_values_that_a_schema_holds_are_written_as_they_are(tmp_path: Path) -> N
         writer.write({"x": None})
 
 
+@pytest.mark.parametrize("has_schema", [True, False])
+def test_nanoseconds_of_samples_are_written(tmp_path: Path, *, has_schema: bool) -> None:
+    counts = [1577847845000000123, None, 1577847845000000000, -1]
+    kinds = {"here": pa.timestamp("ns", "Europe/Berlin"), "there": pa.timestamp("ns"), "long": pa.duration("ns")}
+    table = pa.table({name: pa.array(counts, kind) for name, kind in kinds.items()})
+    pq.write_table(table, tmp_path / "t.parquet")
+    with StreamingDataset(str(tmp_path / "t.parquet"), str(tmp_path / "cache")) as dataset:
+        schema = dataset.schema if has_schema else None
+        with ParquetWriter(tmp_path / "out", schema=schema) as writer:
+            for sample in dataset:
+                writer.write({name: sample[name] for name in kinds})
+    assert pq.read_table(tmp_path / "out").equals(table)
+
+
 def test_what_is_filled_again_for_each_sample_is_written_as_it_was(tmp_path: Path) -> None:
     row: dict[str, Any] = {"words": [0], "some": {"n": 0}, "array": np.zeros(1)}
     with ParquetWriter(tmp_path) as writer:

@@ -102,8 +102,10 @@ def _array(measure: Measure, name: str, values: list[Any], bound: tuple[int, int
     """
     import pyarrow as pa
 
+    from sqlstream.python_values import arrow_array
+
     try:
-        return pa.array(values)
+        return arrow_array(values)
     except (pa.ArrowException, OverflowError, TypeError) as error:
         raise TransformError(
             f"--transform {measure.transform} gave values for {name!r} in rows {bound[0]} to {bound[1] - 1} that no column of "

@@ -4,52 +4,15 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Sequence
-from typing import Any, SupportsIndex
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from sqlstream.index.types.models import Decode
+from sqlstream.python_values import NanosecondDatetime
 
 _MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1}
-
-
-class NanosecondDatetime(dt.datetime):
-    """A moment with its zone, and nanoseconds below its microseconds, as `pandas.Timestamp` is one.
-
-    Equal to a moment only if the nanoseconds are equal, too. What `datetime` computes from it has microseconds.
-    """
-
-    nanosecond: int = 0
-    """Nanoseconds below the microsecond, in [0, 1000)."""
-
-    @classmethod
-    def of(cls, moment: dt.datetime, nanosecond: int) -> NanosecondDatetime:
-        """Return `moment` and `nanosecond` more."""
-        parts = (*moment.timetuple()[:6], moment.microsecond, moment.tzinfo)
-        made = cls(*parts, fold=moment.fold)
-        made.nanosecond = nanosecond
-        return made
-
-    def isoformat(self, sep: str = "T", timespec: str = "auto") -> str:
-        """Return the text with all nine digits, unless `timespec` asks for fewer."""
-        if timespec != "auto":
-            return super().isoformat(sep, timespec)
-        text = super().isoformat(sep, "microseconds")
-        return f"{text[:26]}{self.nanosecond:03}{text[26:]}"
-
-    def __eq__(self, other: object) -> bool:
-        return super().__eq__(other) and self.nanosecond == getattr(other, "nanosecond", 0)
-
-    def __ne__(self, other: object) -> bool:  # datetime has its own
-        return not self == other
-
-    def __hash__(self) -> int:
-        return hash((super().__hash__(), self.nanosecond))
-
-    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[object, ...]:
-        plain = dt.datetime.combine(self.date(), self.timetz())
-        return (NanosecondDatetime.of, (plain, self.nanosecond))
 
 
 def timestamps(array: Any) -> list[str | None]:

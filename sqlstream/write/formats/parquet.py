@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from sqlstream.config import parse_bytes
 from sqlstream.errors import ConfigError, EncodeError
-from sqlstream.python_values import mixed_kinds, owned
+from sqlstream.python_values import arrow_array, mixed_kinds, owned
 from sqlstream.write.base.journal import StoredShard
 from sqlstream.write.base.options import Out, WriteOptions
 from sqlstream.write.base.output import FinishedShard
@@ -119,10 +119,10 @@ class ParquetFormat:
             raise EncodeError(f"rows do not fit the schema that the first ones have: {error}: give a schema") from error
 
     def _field(self, name: str, values: Sequence[Any]) -> pa.Field[Any]:
-        return pa.field(name, self._types[name] if name in self._types else pa.array(values).type)
+        return pa.field(name, self._types[name] if name in self._types else arrow_array(values).type)
 
     def _array(self, field: pa.Field[Any], values: Sequence[Any]) -> Any:
-        array = pa.array(values, field.type)
+        array = arrow_array(values, field.type)
         if array.null_count and not field.nullable:
             raise EncodeError(f"column {field.name!r} has no value in a row, and its field is not nullable")
         types = set(map(type, values))
@@ -130,7 +130,11 @@ class ParquetFormat:
             raise EncodeError(f"column {field.name!r} is of {field.type}, and has text and bytes: give it one type")
         if field.type == pa.uint64() and float in types:  # Arrow infers no type for the largest of them
             pa.array([value for value in values if type(value) is float]).cast(field.type)
-        if field.name not in self._media and _may_be_cut(field.type) and (wrong := _difference(pa.array(values), field.type)):
+        if (
+            field.name not in self._media
+            and _may_be_cut(field.type)
+            and (wrong := _difference(arrow_array(values), field.type))
+        ):
             raise EncodeError(f"column {field.name!r}: {wrong}, in the schema that the first rows have: give a schema")
         return array
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 from sqlstream.errors import SchemaError
 from sqlstream.index.types.pandas_import import load_pandas
 from sqlstream.index.types.schema import normal_type
-from sqlstream.python_values import mixed_kinds
+from sqlstream.python_values import arrow_array, mixed_kinds
 
 
 def owned_table(table: pa.Table) -> pa.Table:
@@ -60,7 +60,7 @@ def table_of_frame(frame: Any, name: str) -> pa.Table:
 def _column(values: Sequence[Any], column: object, name: str) -> Any:
     _refuse_mixed(values, column, name)
     try:
-        return pa.array(values)
+        return arrow_array(values)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise SchemaError(
             f"the rows of {name}: column {column!r} has values of several types ({error}): give it one type"
