@@ -15,10 +15,10 @@ from sqlstream.stream.engines import EngineMaker
 from sqlstream.stream.frameworks.accelerate import check_not_sharded_again
 from sqlstream.stream.frameworks.plain_loader import collates_samples, warn_of_ranks
 from sqlstream.stream.run.checkpoint import load_state, save_state
+from sqlstream.stream.run.iteration_start import BegunIteration
 from sqlstream.stream.run.order_options import BatchOptions
 from sqlstream.stream.run.positions import JobPosition, RunPosition
 from sqlstream.stream.run.schedule import Schedule
-from sqlstream.stream.run.shares import EpochShare, ShareProgress
 from sqlstream.stream.run.whole_batches import whole_batches
 from sqlstream.stream.transport.handover import Handover
 from sqlstream.transforms.base import Sample
@@ -48,7 +48,8 @@ class IteratedDataset(IterableDataset[Sample]):
         with self._schedule.start.lock:
             check_not_sharded_again(self._schedule)
             self._check_begun()
-            if not self._schedule.is_announced:
+            begun = self._schedule.start.take_late()
+            if begun is None and not self._schedule.is_announced:
                 if get_worker_info() is not None:
                     end_with_parent()
                     self._check_plain_worker()
@@ -57,7 +58,8 @@ class IteratedDataset(IterableDataset[Sample]):
             are_whole = self._gives_batches()
             in_worker = get_worker_info() is not None
             has_loader = in_worker or collates_samples() is not None
-            begun = self._schedule.begin() if in_worker or self._schedule.is_announced else None
+            if begun is None and (in_worker or self._schedule.is_announced):
+                begun = self._schedule.begin()
             return self._iterate(begun, are_whole=are_whole, has_loader=has_loader)
 
     def _gives_batches(self) -> bool:
@@ -79,9 +81,7 @@ class IteratedDataset(IterableDataset[Sample]):
             )
         return collates is not None
 
-    def _iterate(
-        self, begun: tuple[ShareProgress, Iterator[EpochShare]] | None, *, are_whole: bool, has_loader: bool
-    ) -> Iterator[Sample | list[Sample]]:
+    def _iterate(self, begun: BegunIteration | None, *, are_whole: bool, has_loader: bool) -> Iterator[Sample | list[Sample]]:
         schedule = self._schedule
         if begun is None:
             with schedule.start.lock:

@@ -33,6 +33,7 @@ from sqlstream.stream.iterated import (
 )
 from sqlstream.stream.mixed.dataset import MixedDataset
 from sqlstream.stream.mixture.mixture_run import PlannedStep
+from sqlstream.stream.run.iteration_start import LateStart
 from sqlstream.stream.run.order_options import TORCH_PREFETCH_FACTOR, BatchOptions
 from sqlstream.stream.transport.counted_batches import CollateWithPlace, CountedBatches, InitWorker
 from sqlstream.stream.transport.packed_collate import PackedCollate, batch_of
@@ -204,13 +205,16 @@ class StreamingDataLoader(DataLoader[Sample]):
             schedule.is_announced = True  # torch iterates the dataset in this very call
         try:
             batches = super().__iter__()
+            late = None
+            if not self.num_workers and schedule.progress is None:  # a generator of a subclass, whose code has not run yet
+                late = LateStart(schedule.start, schedule.begin())
         finally:
             schedule.is_announced, self.collate_fn, self.worker_init_fn = False, collate_fn, init_fn
         if not self.num_workers:
             collate.progress = schedule.progress
         if self._accelerated is not None:
             batches = AcceleratedBatches(batches, self, self._accelerated, remainder_of(schedule))  # type: ignore[assignment]  # same
-        around = loan if is_alone else contextlib.nullcontext()
+        around = loan if is_alone else late or contextlib.nullcontext()
         self._num_begun += 1
         is_current = partial(self._makes, self._num_begun) if self.num_workers and self.persistent_workers else None
         return CountedBatches(batches, delivery, self._packing, around, is_current, fetcher)  # type: ignore[return-value]  # as torch's

@@ -178,3 +178,40 @@ def test_a_collate_fn_that_raises_stop_iteration_ends_no_epoch(num_workers: int,
         )
         with pytest.raises(TransformError, match=r"collate_fn=collate raised StopIteration.*next\(iterator, None\)"):
             list(loader)
+
+
+class Watched(StreamingDataset):
+    """A dataset whose iteration is a generator: its code runs with the first sample, when the loader has begun long since."""
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        yield from super().__iter__()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_generator_of_a_subclass_gives_the_epochs_of_its_loader_which_goes_on_from_states(
+    workers: int, tmp_path: Path
+) -> None:
+    with opened(tmp_path) as plain:
+        want = [list(loader_of(plain)) for _ in range(4)]
+    with opened(tmp_path, Watched) as dataset:
+        loader = loader_of(dataset, num_workers=workers)
+        assert [list(loader) for _ in range(2)] == want[:2]
+        batches = iter(loader)
+        begun = [next(batches) for _ in range(2)]
+        state = loader.state_dict()
+        assert (state["epoch"], state["sample_in_epoch"]) == (2, 8)
+        rest = list(batches)
+        assert begun + rest == want[2]
+        loader.load_state_dict(state)
+        assert [list(loader), list(loader)] == [rest, want[3]]
+
+
+def test_loops_over_generators_of_a_subclass_are_an_epoch_each(tmp_path: Path) -> None:
+    with opened(tmp_path) as plain:
+        want = [list(loader_of(plain)) for _ in range(3)]
+    with opened(tmp_path, Watched) as dataset:
+        loader = loader_of(dataset)
+        first, second = iter(loader), iter(loader)
+        assert [next(second), next(first)] == [want[1][0], want[0][0]]
+        assert [rows_of([sample]) for sample in dataset] == [[row] for batch in want[2] for row in batch]
+        assert [list(first), list(second)] == [want[0][1:], want[1][1:]]
