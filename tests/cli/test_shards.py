@@ -224,6 +224,22 @@ def test_a_transform_makes_one_several_or_no_samples(
     ]
 
 
+def test_a_transform_that_makes_nothing_of_the_first_rows_leaves_the_columns_of_mds_to_the_next(
+    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "late_making.py").write_text(
+        "def late(sample):\n    return {'n': int(sample['score'])} if sample['score'] > 3 else None\n\n\n"
+        "def never(sample):\n    return []\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    words = ("--format", "mds", "--transform")
+    assert write(capsys, pictures, tmp_path / "out", *words, "late_making:late")[0] == 0
+    assert rows_of(tmp_path / "out", "n") == [3, 4, 5, 6, 7]
+    code, text = write(capsys, pictures, tmp_path / "none", *words, "late_making:never")
+    assert (code, "gives no sample, which would tell the columns" in text) == (2, True)
+
+
 def test_a_sample_that_mds_cannot_hold_is_named_with_the_cure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "rows.csv").write_text("index,n\na,1\nb,2\nc,\n")
     code, text = write(capsys, tmp_path / "rows.csv", tmp_path / "out", "--format", "mds")
@@ -463,6 +479,18 @@ def test_what_cannot_be_written_is_said_in_words_of_the_command(
     monkeypatch.syspath_prepend(str(tmp_path))
     code, text = write(capsys, pictures, tmp_path / words[0], *words[1:], "--format", "mds")
     assert (code, message in text, "allow_missing_columns" in text) == (2, True, False), text
+
+
+def test_a_row_without_its_object_is_an_error_with_the_option_that_leaves_it_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.bin").write_bytes(b"a file")
+    (tmp_path / "t.csv").write_text("file,n\na.bin,1\n,2\n")
+    words = ("--format", "mds", "--download", "file")
+    code, text = write(capsys, tmp_path / "t.csv", tmp_path / "out", *words)
+    assert (code, "or leave them out with --on-error skip" in text) == (2, True), text
+    assert write(capsys, tmp_path / "t.csv", tmp_path / "out", *words, "--on-error", "skip", "--overwrite")[0] == 0
+    assert rows_of(tmp_path / "out", "file", "n") == [(b"a file", 1)]
 
 
 def test_a_writing_that_ended_early_is_gone_on_with_by_the_option_that_is_named(

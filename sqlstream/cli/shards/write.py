@@ -48,6 +48,7 @@ _SPELLING = {
     ", or resume to": ", or --resume to",
     ": give a schema": ": give a schema, in Python, ParquetWriter(schema=…)",
     ", or set allow_missing_columns=True to read it as None": "",
+    "pass allow_missing_columns=True": "leave them out with --on-error skip",
 }
 
 
@@ -132,9 +133,11 @@ def _write(options: argparse.Namespace) -> dict[str, object]:
             )
     fields = parse_fields(options.columns)
     if options.transform is not None and (named := [field for field in fields if field.name is not None]):
+        cure = f"have it return {named[0].name!r}, and leave the name out"
+        if options.format in ("tar", "zip"):
+            cure = "what it returns is in `json`, and bytes are files named by their kind: else use sqlstream.write"
         raise ConfigError(
-            f"--columns {named[0].column}={named[0].name}: with --transform its function names what is written: have it return "
-            f"{named[0].name!r}, and leave the name out"
+            f"--columns {named[0].column}={named[0].name}: with --transform its function names what is written: {cure}"
         )
     part = _part(options.part)
     write_options = WriteOptions(
@@ -321,11 +324,10 @@ def _row_writer(
         types = {} if is_made else rows.types(dataset.index.columns)
         return ParquetWriter(options.out, media=given, types=types, **sizes, options=write_options)
     dataset.set_progress(0, 0)
-    first = next(iter(dataset), None)
-    samples = [] if first is None else list(_made(first) if is_made else _as_it_is(first))
-    if not samples:
-        raise ConfigError(f"{options.src} gives no first sample, which would tell the columns of mds")
-    columns = rows.encodings(rows(0, samples[0])) | given
+    first = next((one for sample in dataset for one in (_made(sample) if is_made else _as_it_is(sample))), None)
+    if first is None:
+        raise ConfigError(f"{options.src} gives no sample, which would tell the columns: look at --where and --transform")
+    columns = rows.encodings(rows(0, first)) | given
     return MdsWriter(
         options.out, columns, compression=options.compression, hashes=options.hashes, **sizes, options=write_options
     )
