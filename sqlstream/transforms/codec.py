@@ -22,6 +22,12 @@ from sqlstream.transforms.rng import PRIVATE_FIELDS
 
 _MARK = "__sqlstream__"
 """Key of a JSON object that stands for something that JSON does not have."""
+_ARRAY_MODES = frozenset(("1", "L", "LA", "RGB", "RGBA", "I", "F", "I;16"))
+"""Modes of Pillow that an array of its pixels tells; of others it says neither which colours they are, nor the palette."""
+_INFO = ("transparency", "exif", "icc_profile")
+"""What an image says beside its pixels that changes them when it is converted, turned or shown."""
+_COMPLEX = " as pairs"
+"""End of the names of tensors that are pairs of a real and an imaginary part."""
 _HEADER = 8
 """Bytes of a safetensors file that hold the length of its header."""
 
@@ -48,7 +54,13 @@ def encode_sample(sample: Sample) -> bytes:
                 f"CacheTransform: field {field!r} cannot be stored: {error}; drop it before, or make it a tensor; "
                 f"{holds(sample)}"
             ) from error
-    data: bytes = save(tensors, metadata={_MARK: json.dumps(document)})
+    try:
+        data: bytes = save(tensors, metadata={_MARK: json.dumps(document)})
+    except KeyError as error:
+        raise TransformError(
+            f"CacheTransform: a tensor of type {error.args[0]} cannot be stored, safetensors has no such type; "
+            f"drop it before, or make it another type; {holds(sample)}"
+        ) from error
     return data
 
 
@@ -104,15 +116,31 @@ def _encode_marked(  # noqa: PLR0911 - one line for each kind of value
     if isinstance(value, str):
         return {_MARK: "str", "of": str(value)}
     if hasattr(value, "getbands") and hasattr(value, "tobytes"):
-        array = np.array(value)  # [h, w, c] or [h, w]
-        return {_MARK: "image", "mode": value.mode, "of": _keep(torch.from_numpy(array), tensors)}
+        return _encode_image(value, tensors)
     raise TypeError(f"{summary(value)} is neither JSON nor a tensor")
+
+
+def _encode_image(image: Any, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:  # [...] each
+    info = {name: _encode(image.info[name], tensors) for name in _INFO if name in image.info}
+    known = {"mode": image.mode, **({"info": info} if info else {})}
+    if image.mode in _ARRAY_MODES:
+        return {_MARK: "image", **known, "of": _keep(torch.from_numpy(np.array(image)), tensors)}
+    palette = None if image.palette is None else (image.palette.mode, bytes(image.getpalette(image.palette.mode)))
+    return {
+        _MARK: "pixels",
+        **known,
+        "size": image.size,
+        "palette": _encode(palette, tensors),
+        "of": _encode(image.tobytes(), tensors),
+    }
 
 
 def _keep(tensor: torch.Tensor, tensors: dict[str, torch.Tensor]) -> str:  # [...]
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise TypeError(f"a tensor that is {'quantized' if tensor.is_quantized else 'sparse'} is neither JSON nor dense")
     name = str(len(tensors))
+    if tensor.dtype in (torch.complex32, torch.complex128):  # which safetensors does not have
+        tensor, name = torch.view_as_real(tensor.resolve_conj()), f"{name}{_COMPLEX}"  # [..., 2]
     tensors[name] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)  # safetensors refuses shared memory
     return name
 
@@ -128,19 +156,37 @@ def _decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:  # [...] ea
 
 
 def _decode_image(value: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Any:  # [...] each
+    image = require("PIL.Image", "image", "to read a stored image").fromarray(tensors[value["of"]].numpy())
+    if image.mode != value["mode"]:
+        raise ValueError(f"an image of mode {value['mode']} that an earlier version stored, without what its pixels stand for")
+    image.info.update(_decode(value.get("info", {}), tensors))
+    return image
+
+
+def _decode_pixels(value: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Any:  # [...] each
     pillow = require("PIL.Image", "image", "to read a stored image")
-    image = pillow.fromarray(tensors[value["of"]].numpy())
-    return image if image.mode == value["mode"] else image.convert(value["mode"])
+    image = pillow.frombytes(value["mode"], tuple(value["size"]), _decode(value["of"], tensors))
+    if value["palette"] is not None:
+        mode, palette = _decode(value["palette"], tensors)
+        image.putpalette(palette, mode)
+    image.info.update(_decode(value.get("info", {}), tensors))
+    return image
+
+
+def _tensor(value: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:  # [...] each
+    name = value["of"]
+    return torch.view_as_complex(tensors[name]) if name.endswith(_COMPLEX) else tensors[name]  # [...]
 
 
 _DECODERS: Mapping[str, Any] = {
-    "tensor": lambda value, tensors: tensors[value["of"]],
-    "array": lambda value, tensors: tensors[value["of"]].numpy(),
-    "scalar": lambda value, tensors: tensors[value["of"]].numpy()[()],
+    "tensor": _tensor,
+    "array": lambda value, tensors: _tensor(value, tensors).numpy(),
+    "scalar": lambda value, tensors: _tensor(value, tensors).numpy()[()],
     "bytes": lambda value, tensors: tensors[value["of"]].numpy().tobytes(),
     "tuple": lambda value, tensors: tuple(_decode(value["of"], tensors)),
     "dict": lambda value, tensors: {_decode(key, tensors): _decode(item, tensors) for key, item in value["of"]},
     "path": lambda value, tensors: Path(value["of"]),  # noqa: ARG005
     "str": lambda value, tensors: value["of"],  # noqa: ARG005
     "image": _decode_image,
+    "pixels": _decode_pixels,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import os
 import pickle
 import re
@@ -16,6 +17,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image, ImageOps
 
 from sqlstream.errors import ConfigError, DecodeError, TransformError
 from sqlstream.transforms import rng
@@ -163,6 +165,44 @@ def test_bytes_arrays_images_and_special_numbers_come_back() -> None:
     assert (back["a"].dtype, back["a"].tolist()) == (np.int16, [0, 1, 2])
     assert (back["s"], type(back["s"])) == (1.5, np.float32)
     assert (back["i"].mode, back["i"].tobytes()) == ("RGB", image.tobytes())
+
+
+@pytest.mark.parametrize("mode", "1 L P PA LA I I;16 F RGB RGBA RGBa CMYK YCbCr LAB HSV".split())
+def test_an_image_of_every_mode_comes_back_with_its_colours(mode: str) -> None:
+    whole = photo(5, 7)
+    through = {"P": whole.quantize(8), "PA": whole.quantize(8), "I;16": whole.convert("L"), "RGBa": whole.convert("RGBA")}
+    image = through.get(mode, whole).convert(mode)
+    back = decode_sample(encode_sample({"image": image}))["image"]
+    assert (back.mode, back.size, back.tobytes()) == (mode, (7, 5), image.tobytes())
+    assert back.convert("RGBA").tobytes() == image.convert("RGBA").tobytes()
+
+
+def test_an_image_comes_back_with_what_turns_it_and_shows_through_it() -> None:
+    turned, animation = io.BytesIO(), io.BytesIO()
+    exif = Image.Exif()
+    exif[274] = 6
+    photo(5, 7).save(turned, "JPEG", exif=exif)
+    photo(5, 7).quantize(8).save(animation, "GIF", transparency=2)
+    for file in (turned, animation):
+        image = Image.open(file)
+        back = decode_sample(encode_sample({"image": image}))["image"]
+        assert ImageOps.exif_transpose(back).size == ImageOps.exif_transpose(image).size
+        assert back.convert("RGBA").tobytes() == image.convert("RGBA").tobytes()
+
+
+def test_an_image_whose_colours_an_earlier_version_lost_is_made_again() -> None:
+    stored = encode_sample({"image": Image.new("RGBA", (2, 2))}).replace(b'\\"RGBA\\"', b'\\"CMYK\\"')
+    with pytest.raises(DecodeError, match="mode CMYK that an earlier version stored"):
+        decode_sample(stored)
+
+
+def test_complex_numbers_of_every_width_come_back_and_types_that_safetensors_lacks_are_named() -> None:
+    turned = torch.tensor([3 - 1j], dtype=torch.complex128).conj()  # [1]
+    back = decode_sample(encode_sample({"x": np.array([1 + 2j]), "y": turned, "z": np.complex128(5j)}))
+    assert (back["x"].dtype, back["x"].tolist(), back["z"], type(back["z"])) == (complex, [1 + 2j], 5j, np.complex128)
+    assert torch.equal(back["y"], turned.resolve_conj())
+    with pytest.raises(TransformError, match=r"torch\.bits8 cannot be stored"):
+        encode_sample({"x": torch.empty(2, dtype=torch.bits8)})
 
 
 def test_the_generator_is_not_stored_and_what_cannot_be_is_named() -> None:
