@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import io
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,30 @@ def test_values_of_numpy_and_pillow_are_written_and_others_are_refused(tmp_path:
     first, second, third = pq.read_table(tmp_path).to_pylist()
     assert (first["n"], first["v"], first["b"], first["image"]["bytes"][:4]) == (3, [0.0, 1.0], b"x", b"\x89PNG")
     assert (second["image"], third["image"], third["n"]) == ({"bytes": b"x", "path": "x.png"}, None, None)
+
+
+@pytest.mark.parametrize("mode", "1 L LA P PA RGB RGBA CMYK YCbCr LAB I I;16 F".split())
+def test_images_of_every_mode_are_written_with_their_pixels(mode: str, tmp_path: Path) -> None:
+    whole = Image.linear_gradient("L").resize((7, 5)).convert("RGB")
+    through = {"PA": whole.quantize(8), "P": whole.quantize(8), "I;16": whole.convert("L")}
+    image = through.get(mode, whole).convert(mode)
+    with ParquetWriter(tmp_path, media={"image": "Image"}) as writer:
+        writer.write({"image": image})
+    [row] = pq.read_table(tmp_path).to_pylist()
+    back = Image.open(io.BytesIO(row["image"]["bytes"]))
+    assert (back.mode, back.convert("RGB").tobytes()) == (mode, image.convert("RGB").tobytes())
+
+
+def test_an_image_keeps_what_turns_it_and_one_that_no_file_holds_is_named(tmp_path: Path) -> None:
+    turned, exif = io.BytesIO(), Image.Exif()
+    exif[274] = 6
+    Image.new("RGB", (7, 5)).save(turned, "JPEG", exif=exif)
+    with ParquetWriter(tmp_path, media={"image": "Image"}) as writer:
+        writer.write({"image": Image.open(turned)})
+        with pytest.raises(EncodeError, match="column 'image', Image: cannot write mode HSV"):
+            writer.write({"image": Image.new("HSV", (2, 2))})
+    [row] = pq.read_table(tmp_path).to_pylist()
+    assert Image.open(io.BytesIO(row["image"]["bytes"])).getexif()[274] == 6
 
 
 def test_a_schema_decides_what_fits(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ Row = tuple[dict[str, Any], int]
 """The values of a row, and what they take, about."""
 _FEATURES = ("Image", "Audio", "Video")
 _FILE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+_PNG_MODES = frozenset(("1", "L", "LA", "P", "RGB", "RGBA", "I;16"))
 _GROUP_ROWS = 1 << 16
 """Most rows of a group: their values are in memory as Python objects."""
 _VALUE_BYTES = 8
@@ -290,10 +291,18 @@ def _file(name: str, feature: str, value: Any) -> dict[str, Any] | None:
     if isinstance(value, Mapping) and value.keys() == {"bytes", "path"}:
         return dict(value)
     if feature == "Image" and hasattr(value, "save"):
-        file = io.BytesIO()
-        value.save(file, format="PNG")
-        return {"bytes": file.getvalue(), "path": None}
+        try:
+            return {"bytes": _encoded(value), "path": None}
+        except OSError as error:
+            raise EncodeError(f"column {name!r}, {feature}: {error}: give bytes, or image.convert('RGB')") from error
     raise EncodeError(f"column {name!r}, {feature}: a value of type {type(value).__name__}: give bytes, or bytes and path")
+
+
+def _encoded(image: Any) -> bytes:
+    """Return an image of Pillow as a file that has its pixels, in the format that `datasets` chooses, and what turns it."""
+    file, exif = io.BytesIO(), image.getexif()
+    image.save(file, format="PNG" if image.mode in _PNG_MODES else "TIFF", **({"exif": exif} if exif else {}))
+    return file.getvalue()
 
 
 def _size(value: Any) -> int:
