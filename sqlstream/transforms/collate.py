@@ -58,16 +58,44 @@ def _collate_field(field: str, values: list[Any]) -> Any:
     if all(isinstance(value, bool | int | float | np.generic) for value in values) and not isinstance(
         first, np.str_ | np.bytes_
     ):
-        return torch.as_tensor(np.array(values))
+        return _tensor_of(field, values)
     if isinstance(first, Mapping) and all(isinstance(v, Mapping) and v.keys() == first.keys() for v in values):
         return {name: _collate_field(f"{field}.{name}", [value[name] for value in values]) for name in first}
     return values
 
 
+def _tensor_of(field: str, values: list[Any]) -> Any:
+    """Return numbers as a tensor; times, which torch does not have, as they are.
+
+    Raises:
+        TransformError: No type of torch has them all.
+    """
+    array = np.array(values)  # [b]
+    if array.dtype.kind in "mM":
+        return values
+    are_whole = all(isinstance(value, bool | int | np.integer | np.bool_) for value in values)
+    if are_whole and array.dtype.kind not in "biu":  # numpy makes floats of integers beyond 2^63 beside smaller ones
+        if min(values) < 0 or max(values) >= 1 << 64:
+            raise TransformError(
+                f"collate: field {field!r} has integers of {min(values)} to {max(values)}, for which torch has no type: make "
+                "them smaller, or name the field in ragged_fields to keep it a list",
+                field=field,
+            )
+        array = np.array(values, np.uint64)  # [b]
+    return torch.as_tensor(array)  # [b]
+
+
+def _native(array: Any) -> Any:
+    """Return an array, or a tensor, as torch takes it: in this machine's order of bytes, and read forwards."""
+    if isinstance(array, np.ndarray) and (not array.dtype.isnative or any(stride < 0 for stride in array.strides)):
+        return array.astype(array.dtype.newbyteorder("="), order="C")  # [...]
+    return array
+
+
 def _stack(field: str, values: list[Any]) -> Any:
     if any(isinstance(value, np.ndarray) and value.dtype.kind not in "biufc" for value in values):
         return values
-    tensors = [torch.as_tensor(value) for value in values]
+    tensors = [torch.as_tensor(_native(value)) for value in values]
     if len({(tensor.shape, tensor.dtype) for tensor in tensors}) > 1:
         shown = "; ".join(summary(value) for value in values[:_MAX_SHOWN])
         more = f"; and {len(values) - _MAX_SHOWN} more" if len(values) > _MAX_SHOWN else ""

@@ -42,3 +42,20 @@ def test_samples_with_different_fields_are_named() -> None:
         collate([{"a": 1}, {"a": 1, "b": 2}])
     with pytest.raises(TransformError, match="no samples"):
         collate([])
+
+
+def test_integers_of_64_bits_without_a_sign_stay_integers_and_larger_ones_are_named() -> None:
+    batch = collate([{"x": 2**63 + 5}, {"x": 1}])
+    assert (batch["x"].dtype, batch["x"].tolist()) == (torch.uint64, [2**63 + 5, 1])
+    for wrong in (2**64, -1):
+        with pytest.raises(TransformError, match=r"field 'x' has integers of .* for which torch has no type"):
+            collate([{"x": 2**63 + 5}, {"x": wrong}])
+    assert collate([{"x": 2**64}, {"x": 1}], ragged_fields=["x"]) == {"x": [2**64, 1]}
+
+
+def test_arrays_of_another_order_and_times_are_batched() -> None:
+    turned, swapped = np.arange(6).reshape(2, 3)[:, ::-1], np.arange(6, dtype=">i8").reshape(2, 3)
+    batch = collate([{"x": turned}, {"x": swapped}])
+    assert batch["x"].tolist() == [[[2, 1, 0], [5, 4, 3]], [[0, 1, 2], [3, 4, 5]]]
+    moments = [np.datetime64("2020-01-01T00:00:00.000000001"), np.datetime64("2020-01-02")]
+    assert collate([{"x": moment} for moment in moments]) == {"x": moments}
