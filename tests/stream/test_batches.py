@@ -78,6 +78,14 @@ def test_an_error_names_field_sample_and_cure(values: list[Any], note: str) -> N
     assert failed.value.__notes__[0].startswith(note)
 
 
+@pytest.mark.parametrize("value", [2**63, np.arange(3)[::-1], np.arange(3, dtype=">i4")], ids=["large", "turned", "swapped"])
+def test_values_that_torch_does_not_take_are_named_with_their_field(value: object) -> None:
+    with pytest.raises((RuntimeError, ValueError, OverflowError)) as failed:  # as torch has it
+        batch_of([{"x": value}, {"x": value}])
+    assert "field 'x' of the batch" in failed.value.__notes__[0]
+    assert "by a transform, or give a collate_fn" in failed.value.__notes__[0]
+
+
 def test_a_field_that_a_sample_lacks_is_named() -> None:
     with pytest.raises(KeyError) as failed:
         batch_of([{"x": 1, "__sample_key__": "a"}, {"__sample_key__": "b"}])

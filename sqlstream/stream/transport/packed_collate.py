@@ -42,7 +42,7 @@ def batch_of(samples: list[Any], stack: Stack = default_collate) -> Any:
 
     Raises:
         TransformError: Tensors of a field have several shapes.
-        KeyError, RuntimeError, TypeError: A field is missing, or its values make no batch; a note says which.
+        KeyError, RuntimeError, TypeError, ValueError: A field is missing, or its values make no batch; a note says which.
     """
     first = samples[0]
     if type(first) is not dict:
@@ -54,6 +54,11 @@ def batch_of(samples: list[Any], stack: Stack = default_collate) -> Any:
             batch[field] = _collated(values, stack)
         except (KeyError, TypeError) as error:
             error.add_note(_why_not_batched(field, samples))
+            raise
+        except (ValueError, OverflowError) as error:  # integers beyond 2^63, arrays that are read backwards
+            error.add_note(
+                f"torch does not take what field {field!r} of the batch has: change it by a transform, or give a collate_fn"
+            )
             raise
         except RuntimeError as error:
             shapes = [tuple(value.shape) if hasattr(value, "shape") else None for value in values]
