@@ -223,13 +223,14 @@ class ShardPart:
         """
         if self.source.is_missing:
             return ShardSamples.none(missing_shard(self.source.url))
-        is_of_copy = urls.is_remote(self.source.url) and (scratch.here is not None or scratch.files is not None)
+        is_remote = urls.is_remote(self.source.url)
         try:
             found = self.layout.samples(self.source, remote, scratch)
         except DamagedShardError as error:
             found = ShardSamples.none(error)
         except SourceError as error:
-            if is_of_copy and type(error) is SourceError:  # a bit that a disk has lost may make a member one that is not read
+            if is_remote and scratch.here is not None and type(error) is SourceError:
+                # A bit that a disk has lost may make a member one that is not read.
                 raise SourceError(f"{error}{CURE_OF_COPY}", **error.context) from error
             raise
         if taken := found.taken_columns:
@@ -239,7 +240,7 @@ class ShardPart:
             )
         if (damage := found.damage) is None:
             return found
-        if is_of_copy:
+        if is_remote and (scratch.here is not None or scratch.files is not None):
             damage = DamagedShardError(f"{damage}{CURE_OF_COPY}", **damage.context)
             damage.__cause__ = found.damage
         if self.damaged is DamagedShards.RAISE:
