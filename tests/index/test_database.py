@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import importlib.util
 import sqlite3
 from collections.abc import Iterator
 from decimal import Decimal
@@ -16,7 +17,7 @@ from sqlstream.errors import ConfigError, MissingDependencyError, QueryError, Sc
 from sqlstream.index.sources.places import database
 from sqlstream.index.types.origins import is_local_database
 from tests.index import postgres
-from tests.index.sources import all_rows, build
+from tests.index.sources import all_rows, build, write_csv
 
 COLUMNS = """
     "index" text PRIMARY KEY, n integer, big bigint, x double precision, price numeric(12, 2), ok boolean, raw bytea,
@@ -196,6 +197,12 @@ def test_a_database_needs_a_query_and_its_driver(tmp_path: Path) -> None:
         build(tmp_path, "bigquery://project", sql_query="SELECT 1")
     with pytest.raises(MissingDependencyError, match=r"not installed .*install the SQLAlchemy dialect and driver"):
         build(tmp_path, "mysql+pymysql://host/db", sql_query="SELECT 1")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("duckdb_engine") is not None, reason="the driver is here")
+def test_duckdb_as_a_database_needs_a_driver_that_the_extra_has_not(tmp_path: Path) -> None:
+    with pytest.raises(MissingDependencyError, match=r"\(Can't load plugin: .*duckdb\): pip install duckdb-engine$"):
+        build(tmp_path, f"duckdb:///{write_csv(tmp_path / 'x.duckdb', '')}", sql_query="SELECT 1")
 
 
 def test_a_database_file_that_is_not_there_is_an_error_and_is_not_made(tmp_path: Path) -> None:

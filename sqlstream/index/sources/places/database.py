@@ -37,7 +37,12 @@ from sqlstream.python_values import mixed_kinds
 from sqlstream.storage.base import urls
 
 _ADBC = {"postgres": "adbc_driver_postgresql", "postgresql": "adbc_driver_postgresql"}
-_EXTRAS = {"postgres": "postgres", "postgresql": "postgres", "bigquery": "bigquery", "duckdb": "duckdb"}
+_PACKAGES = {
+    "postgres": "'sqlstream-data[postgres]'",
+    "postgresql": "'sqlstream-data[postgres]'",
+    "bigquery": "'sqlstream-data[bigquery]'",
+    "duckdb": "duckdb-engine",  # SQLAlchemy's dialect: the extra has DuckDB itself
+}
 _FAILURES = frozenset(
     """
     ArrowException DatabaseError Error GoogleAPIError GoogleAuthError InterfaceError OSError SQLAlchemyError
@@ -258,7 +263,6 @@ def _errors(url: str, query: str) -> Iterator[None]:
 
 
 def _missing(url: str, error: Exception) -> MissingDependencyError:
-    dialect = _dialect(url)
-    extra = _EXTRAS.get(dialect)
-    cure = f"pip install 'sqlstream-data[{extra}]'" if extra else "install the SQLAlchemy dialect and driver of this database"
+    package = _PACKAGES.get(_dialect(url))
+    cure = f"pip install {package}" if package else "install the SQLAlchemy dialect and driver of this database"
     return MissingDependencyError(f"{urls.redact(url)} needs a driver that is not installed ({error}): {cure}")
