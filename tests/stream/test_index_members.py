@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 
 from sqlstream import StreamingDataLoader, StreamingDataset
-from sqlstream.errors import ConfigError, SchemaError, SourceError
+from sqlstream.errors import ConfigError, QueryError, SchemaError, SourceError
 from sqlstream.index.sources.shards.values import MAX_VALUE_BYTES, NUMBERS, OBJECTS, TEXTS
 from sqlstream.testing.servers import FaultyHttpServer
 from sqlstream.transforms.presets import DecodeByExtension
@@ -370,6 +370,13 @@ def test_columns_of_mds_filter_and_are_not_fetched(server: FaultyHttpServer, tmp
     assert all(sample[names[0]] > 2 for sample in dataset)
     assert 0 < len(dataset) < len(expected("mds/fixed_only.expected.json")["samples"])
     assert len(server.requests()) == num_before
+
+
+def test_a_query_of_a_column_of_mds_that_is_none_of_sql_is_an_error_with_the_cure(tmp_path: Path) -> None:
+    name = scalars("fixed_only")[0]
+    with pytest.raises(QueryError, match=f"the content of '{name}' stays in its files, .* of MDS shards, give index_members"):
+        opened(str(FIXTURES / "mds/fixed_only"), tmp_path, where=f"{name} IS NOT NULL")
+    assert len(parsed(FIXTURES / "mds/fixed_only", tmp_path, name, where=f"{name} IS NOT NULL")) > 0
 
 
 def test_columns_of_mds_that_are_not_there_or_no_scalars_are_named(tmp_path: Path) -> None:

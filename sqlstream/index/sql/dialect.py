@@ -345,8 +345,8 @@ def does_not_run(query: str, why: str, columns: Sequence[Column], engine: str = 
     left = (column.name for column in columns if column.is_in_place)
     if (named := next((name for name in left if re.search(rf"\b{re.escape(name)}\b", why, re.IGNORECASE)), None)) is not None:
         why += (
-            f" (the content of {named!r} stays in its files, where no query reads it: do not name it; samples have it "
-            "where the query begins with 'SELECT *')"
+            f" (the content of {named!r} stays in its files, where no query reads it: do not name it, or, of MDS shards, give "
+            "index_members, which makes columns of it; samples have it where the query begins with 'SELECT *')"
         )
     unknown = _UNKNOWN_COLUMN.search(why)
     if unknown is not None and f'"{unknown[1]}"' in query:
