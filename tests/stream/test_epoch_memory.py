@@ -1,4 +1,4 @@
-"""Which processes share the epoch of a dataset: a trainer and its workers, and no other one, whatever it was made from."""
+"""Which processes share epoch and weights of a dataset: a trainer and its workers, and no other, whatever it was made from."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
-from sqlstream import StreamingDataLoader, StreamingDataset
+from sqlstream import MixedDataset, Stream, StreamingDataLoader, StreamingDataset
 from sqlstream.stream.run.epoch_counter import EpochCounter
 from sqlstream.stream.run.positions import JobPosition
 from sqlstream.stream.run.shared.text import SharedText
+from tests.stream.tables import make_table
 
 
 def dataset_of(directory: Path) -> StreamingDataset:
@@ -96,3 +97,27 @@ def test_a_process_that_is_no_worker_has_epochs_of_its_own(
             pipe.send(False)
             rank.join()
             assert rank.exitcode == 0
+
+
+def load_another(dataset: StreamingDataset | MixedDataset, state: dict[str, Any]) -> None:
+    """What a process does that is started with a dataset of its parent, to evaluate another state."""
+    dataset.load_state_dict(state)
+    assert dataset.state_dict() == state
+
+
+@pytest.mark.parametrize("kind", ["rows", "streams"])
+def test_the_weights_of_a_process_that_is_no_worker_are_its_own(kind: str, tmp_path: Path) -> None:
+    def opened() -> StreamingDataset | MixedDataset:
+        if kind == "rows":
+            return StreamingDataset(make_table(tmp_path, 6), tmp_path / "cache", shuffle_seed=1)
+        streams = {name: Stream(make_table(tmp_path, 6), tmp_path / "cache", shuffle_seed=1) for name in "ab"}
+        return MixedDataset(streams, weights={"a": 1, "b": 1}, epoch_size=6)
+
+    with opened() as dataset, opened() as other:
+        other.reweight("score" if kind == "rows" else {"a": 1, "b": 5})  # type: ignore[arg-type]  # as its kind has them
+        before, loaded = dataset.state_dict(), other.state_dict()
+        process = multiprocessing.get_context("fork").Process(target=load_another, args=(dataset, loaded))
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+        assert dataset.state_dict() == before != loaded

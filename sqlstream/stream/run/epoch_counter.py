@@ -22,6 +22,7 @@ from sqlstream.order import Int64Array
 from sqlstream.process import fork
 from sqlstream.stream.run.positions import JobPosition
 from sqlstream.stream.run.shared.memory import as_shared, is_shared, shared_bytes
+from sqlstream.stream.run.shared.owned import OwnedMemory
 
 _SLOTS = 256
 """Workers that can write at once; more share slots, which is harmless as long as they do not start in the same instant."""
@@ -29,18 +30,18 @@ _ANNOUNCEMENTS = 64
 """Iterations whose workers can be about to read where they begin; one takes milliseconds. Arbitrary."""
 
 
-class EpochCounter:
+class EpochCounter(OwnedMemory[Int64Array]):
     """The position at which the next iteration of a dataset begins."""
 
     def __init__(self) -> None:
-        self._pid = self._trainer = os.getpid()
-        self._inherited: Int64Array | None = None  # [3, 4]
+        super().__init__()
+        self._pid = os.getpid()
         self._num_started = 0
         self._num_announced = 0
         self._take_memory()
 
     def _take_memory(self) -> None:
-        """Make new memory to share with workers, and register for forks."""
+        """Make new memory to share with workers."""
         shape = (3 + _ANNOUNCEMENTS + _SLOTS, 4)
         self._shared = shared_bytes(8 * shape[0] * shape[1]).view(torch.int64).view(shape)  # [3, announcements and slots, 4]
         self._look()
@@ -58,38 +59,26 @@ class EpochCounter:
         self._table = numbers[3 + _ANNOUNCEMENTS :]  # [slots, 4]
         # Each: epoch and consumed of an iteration that the trainer has announced.
         self._announced = numbers[3 : 3 + _ANNOUNCEMENTS]  # [announcements, 4]
-        fork.enclose(self, fork.Stage.MEMORY)
 
-    def before_fork(self) -> None:
-        """Keep what holds now for the child, which may be a trainer of its own: by the time that it runs, this one goes on."""
-        self._own()  # else the workers of a plain loader would share the memory of the trainer that this one comes from
-        if self._trainer == os.getpid():
-            self._inherited = self._shared.numpy()[:3].copy()  # [3, 4]
+    def _held(self) -> Int64Array:  # [3, 4]
+        return self._shared.numpy()[:3].copy()
 
-    def after_fork(self, *, is_child: bool) -> None:
-        """Forget it in the trainer."""
-        if not is_child and self._trainer == os.getpid():
-            self._inherited = None  # [3, 4]
-
-    def _own(self) -> None:
-        """Leave the memory of another trainer, in a process that is none of its workers."""
-        if self._trainer != os.getpid() and get_worker_info() is None:
-            inherited = self._shared.numpy()[:3].copy() if self._inherited is None else self._inherited  # [3, 4]
-            self._trainer = os.getpid()
-            self._take_memory()
-            self._shared.numpy()[:3] = inherited  # [3, 4]
+    def _begin_with(self, held: Int64Array) -> None:  # [3, 4]
+        self._take_memory()
+        self._shared.numpy()[:3] = held  # [3, 4]
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle for a worker, with the memory that it shares."""
         self._own()
         names = ("_shared", "_num_started", "_num_announced", "_pid", "_trainer")
-        return {**{name: self.__dict__[name] for name in names}, "_inherited": self._shared.numpy()[:3].copy()}
+        return {**{name: self.__dict__[name] for name in names}, "_inherited": self._held()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         if not is_shared(self._shared):  # a copy that is no worker's
             self._shared, self._trainer = as_shared(self._shared), os.getpid()  # [3, announcements and slots, 4]
         self._look()
+        fork.enclose(self, fork.Stage.MEMORY)
 
     @property
     def next(self) -> JobPosition:
