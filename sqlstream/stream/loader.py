@@ -185,9 +185,8 @@ class StreamingDataLoader(DataLoader[Sample]):
         prepare(self.dataset)
         made_of = schedule.num_renewed, schedule.world  # another loader may have renewed the rows, a process group come or gone
         is_other, self._made_of = made_of != self._made_of, made_of
-        if (is_other or schedule.needs_new_workers) and self._iterator is not None:
-            self._iterator._shutdown_workers()  # type: ignore[attr-defined]  # one of torch's, with workers
-            self._iterator = None
+        if is_other or schedule.needs_new_workers or self._has_lost_workers():
+            self._end_workers()
         if self.num_workers and self._iterator is None:  # workers that go on know the number
             self._announcement = schedule.counter.new_announcement()
         delivery, loan = schedule.begin_delivery(self._announcement), GeneratorLoan()
@@ -208,6 +207,9 @@ class StreamingDataLoader(DataLoader[Sample]):
             late = None
             if not self.num_workers and schedule.progress is None:  # a generator of a subclass, whose code has not run yet
                 late = LateStart(schedule.start, schedule.begin())
+        except BaseException:  # workers that stay would answer what the next iteration does not ask
+            self._end_workers()
+            raise
         finally:
             schedule.is_announced, self.collate_fn, self.worker_init_fn = False, collate_fn, init_fn
         if not self.num_workers:
@@ -222,6 +224,16 @@ class StreamingDataLoader(DataLoader[Sample]):
     def _makes(self, number: int) -> bool:
         """Return whether no iteration has begun since the one of that number."""
         return self._num_begun == number
+
+    def _has_lost_workers(self) -> bool:
+        """Return whether one of the workers that stay is gone: Ctrl-C in a terminal, or a notebook, ends them all."""
+        return self._iterator is not None and not all(worker.is_alive() for worker in self._iterator._workers)  # type: ignore[attr-defined]  # one of torch's, with workers
+
+    def _end_workers(self) -> None:
+        """End the workers that stay; the next iteration starts others."""
+        if self._iterator is not None:
+            self._iterator._shutdown_workers()  # type: ignore[attr-defined]  # as above
+            self._iterator = None
 
     def _new_packing(self) -> PackedCollate:
         """Return what packs the batches of workers that are about to start."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -215,3 +216,17 @@ def test_loops_over_generators_of_a_subclass_are_an_epoch_each(tmp_path: Path) -
         assert [next(second), next(first)] == [want[1][0], want[0][0]]
         assert [rows_of([sample]) for sample in dataset] == [[row] for batch in want[2] for row in batch]
         assert [list(first), list(second)] == [want[0][1:], want[1][1:]]
+
+
+def test_a_loader_whose_persistent_workers_are_gone_starts_others(tmp_path: Path) -> None:
+    with opened(tmp_path) as dataset, opened(tmp_path) as other:
+        loader = loader_of(dataset, num_workers=2, persistent_workers=True)
+        batches = iter(loader)
+        taken = [next(batches)]
+        for worker in multiprocessing.active_children():
+            worker.kill()
+            worker.join()
+        with pytest.raises(RuntimeError, match="exited unexpectedly"):
+            taken.extend(batches)
+        loader.load_state_dict(loader.state_dict())
+        assert [*taken, *loader, *loader] == [*loader_of(other), *loader_of(other)]
