@@ -152,7 +152,7 @@ def entries_of(directory: str) -> list[os.DirEntry[str]]:
         CacheDiskError: It cannot be read.
     """
     try:
-        with os.scandir(directory) as entries:
+        with interrupts.uninterrupted(), os.scandir(directory) as entries:  # else a handler may leave it open
             return list(entries)
     except OSError as error:
         if not interrupts.is_of_system_call(error):
