@@ -63,7 +63,7 @@ def places(total: int, sample: int, request: pytest.FixtureRequest) -> range:
     return range(1 + (total // 3) % step, total + 1, step)
 
 
-SIZES = ["sampled", pytest.param("slow", marks=pytest.mark.slow)]
+SIZES = ["sampled", pytest.param("slow", marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
 
 
 def is_free(cache: Cache) -> bool:
