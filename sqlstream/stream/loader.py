@@ -35,6 +35,7 @@ from sqlstream.stream.mixed.dataset import MixedDataset
 from sqlstream.stream.mixture.mixture_run import PlannedStep
 from sqlstream.stream.run.iteration_start import LateStart
 from sqlstream.stream.run.order_options import TORCH_PREFETCH_FACTOR, BatchOptions
+from sqlstream.stream.run.schedule import Schedule
 from sqlstream.stream.transport.counted_batches import CollateWithPlace, CountedBatches, InitWorker
 from sqlstream.stream.transport.packed_collate import PackedCollate, batch_of
 from sqlstream.transforms.base import Sample
@@ -204,9 +205,7 @@ class StreamingDataLoader(DataLoader[Sample]):
             schedule.is_announced = True  # torch iterates the dataset in this very call
         try:
             batches = super().__iter__()
-            late = None
-            if not self.num_workers and schedule.progress is None:  # a generator of a subclass, whose code has not run yet
-                late = LateStart(schedule.start, schedule.begin())
+            late = self._late_start(schedule)
         except BaseException:  # workers that stay would answer what the next iteration does not ask
             self._end_workers()
             raise
@@ -220,6 +219,12 @@ class StreamingDataLoader(DataLoader[Sample]):
         self._num_begun += 1
         is_current = partial(self._makes, self._num_begun) if self.num_workers and self.persistent_workers else None
         return CountedBatches(batches, delivery, self._packing, around, is_current, fetcher)  # type: ignore[return-value]  # as torch's
+
+    def _late_start(self, schedule: Schedule) -> LateStart | None:
+        """Return the iteration for a generator of a subclass, whose code has not run yet; None: it is none, or has workers."""
+        if self.num_workers or schedule.progress is not None:
+            return None
+        return LateStart(schedule.start, schedule.begin())
 
     def _makes(self, number: int) -> bool:
         """Return whether no iteration has begun since the one of that number."""
