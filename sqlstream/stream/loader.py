@@ -206,8 +206,9 @@ class StreamingDataLoader(DataLoader[Sample]):
         try:
             batches = super().__iter__()
             late = self._late_start(schedule)
-        except BaseException:  # workers that stay would answer what the next iteration does not ask
-            self._end_workers()
+        except BaseException:
+            schedule.take_back(delivery)
+            self._end_workers()  # those that stay would answer what the next iteration does not ask
             raise
         finally:
             schedule.is_announced, self.collate_fn, self.worker_init_fn = False, collate_fn, init_fn

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import pytest
 
@@ -231,3 +233,24 @@ def test_a_loader_whose_persistent_workers_are_gone_starts_others(tmp_path: Path
             taken.extend(batches)
         loader.load_state_dict(loader.state_dict())
         assert [*taken, *loader, *loader] == [*loader_of(other), *loader_of(other)]
+
+
+@pytest.mark.parametrize("num_taken", [0, 2])
+def test_an_iteration_whose_workers_do_not_start_is_none(
+    num_taken: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(process: BaseProcess) -> Never:
+        raise BlockingIOError(errno.EAGAIN, f"{process.name} is one too many")
+
+    with opened(tmp_path) as dataset, opened(tmp_path) as other:
+        want = list(loader_of(other))
+        loader = loader_of(dataset, num_workers=2)
+        batches = iter(loader)
+        for _ in range(num_taken):
+            next(batches)
+        loader.load_state_dict(loader.state_dict())
+        with monkeypatch.context() as patched:
+            patched.setattr(BaseProcess, "start", refuse)
+            with pytest.raises(BlockingIOError, match="one too many"):
+                list(loader)
+        assert list(loader) == want[num_taken:]
