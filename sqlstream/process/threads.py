@@ -13,6 +13,9 @@ _NUM_THREADS = 2
 def check_threads(purpose: str) -> None:
     """Start as many threads at once as reading a table takes, and end them.
 
+    Args:
+        purpose: What they are for, as it follows "to" in the message.
+
     Raises:
         StorageError: They do not start.
     """
@@ -32,5 +35,5 @@ def check_threads(purpose: str) -> None:
 
 
 def no_thread(purpose: str, error: Exception) -> StorageError:
-    """Return the error of a thread that does not start."""
+    """Return the error of a thread that does not start; see `check_threads`."""
     return StorageError(f"no thread can be started to {purpose} ({error}): raise `ulimit -u`")
