@@ -42,6 +42,16 @@ def test_compressed_text_reads_as_plain_text(extension: str, packed: str, where:
     assert all_rows(index) == ROWS
 
 
+@pytest.mark.parametrize("packed", [".gz", ".zst"])
+@pytest.mark.parametrize("extension", [".csv", ".tsv", ".json", ".jsonl"])
+def test_the_first_bytes_tell_whether_text_is_compressed(extension: str, packed: str, tmp_path: Path) -> None:
+    plain = write_table(tmp_path / f"plain{extension}", ROWS).read_bytes()
+    (tmp_path / f"unpacked{extension}{packed}").write_bytes(plain)  # as by a server that undoes it on the way
+    (tmp_path / f"packed{extension}").write_bytes(PACK[packed](plain))
+    assert all_rows(build(tmp_path, tmp_path / f"unpacked{extension}{packed}")) == ROWS
+    assert all_rows(build(tmp_path, tmp_path / f"packed{extension}")) == ROWS
+
+
 @pytest.mark.parametrize("extension", [".csv", ".json", ".jsonl"])
 @pytest.mark.parametrize("packed", [".gz", ".zst"])
 def test_a_compressed_file_that_is_cut_short_is_refused_by_name(extension: str, packed: str, tmp_path: Path) -> None:

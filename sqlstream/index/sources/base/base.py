@@ -34,7 +34,7 @@ class Reading:
     """How a file of text is read; formats that are no text ignore it."""
 
     compression: Literal["gzip", "zstd"] | None = None
-    """By the file's name."""
+    """By the file's first bytes."""
     encoding: str | None = None
     """None: UTF-8, or what a byte order mark says."""
     delimiter: str | None = None

@@ -16,6 +16,7 @@ from sqlstream.index.sources.formats.json_array import JsonTable
 from sqlstream.index.sources.formats.json_lines import JsonLinesTable
 from sqlstream.index.sources.formats.parquet import ParquetTable
 from sqlstream.storage.base import urls
+from sqlstream.storage.members.unpack import MAGIC_BYTES, Compression, compression_of
 
 FORMATS: Mapping[str, OpenTable] = {
     ".csv": DelimitedTable,
@@ -28,32 +29,33 @@ FORMATS: Mapping[str, OpenTable] = {
     ".feather": ArrowTable,
     ".ipc": ArrowTable,
 }
-COMPRESSIONS: Mapping[str, Literal["gzip", "zstd"]] = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
-"""Extensions after that of a text format, and what Arrow calls them."""
+COMPRESSED = frozenset({".gz", ".zst", ".zstd"})
+"""Extensions after that of a text format. Its first bytes tell: a server may have undone gzip on the way."""
+_OF_ARROW: Mapping[Compression | None, Literal["gzip", "zstd"]] = {Compression.GZIP: "gzip", Compression.ZSTD: "zstd"}
 _TEXT = (".csv", ".tsv", ".json", ".jsonl", ".ndjson")
 PATH_LIST = ".txt"
 """A text file whose lines are paths of table files."""
 
 
-def format_of(url: str) -> tuple[str, Literal["gzip", "zstd"] | None]:
-    """Return the extension of the format, and the compression.
+def format_of(url: str) -> str:
+    """Return the extension of the format.
 
     Example:
         >>> format_of("s3://bucket/a.csv.gz"), format_of("a.parquet"), format_of("a.tar.gz")
-        (('.csv', 'gzip'), ('.parquet', None), ('.gz', None))
+        ('.csv', '.parquet', '.gz')
     """
     last = urls.extension(url)
-    if last in COMPRESSIONS:
+    if last in COMPRESSED:
         bare = re.split(r"[?#]", url, maxsplit=1)[0] if urls.is_remote(url) else url
         inner = urls.extension(bare[: -len(last)])
         if inner in _TEXT:
-            return inner, COMPRESSIONS[last]
-    return last, None
+            return inner
+    return last
 
 
 def is_table(url: str) -> bool:
     """Return True if the extension of `url` is one of a table format."""
-    return format_of(url)[0] in FORMATS
+    return format_of(url) in FORMATS
 
 
 def wildcard_with(path: str) -> str:
@@ -64,7 +66,7 @@ def wildcard_with(path: str) -> str:
         ('*.parquet', '2024/*.csv.gz')
     """
     folder, slash, name = path.rpartition("/")
-    return f"{folder}{slash}*{name[name.lower().rindex(format_of(name)[0]) :]}"
+    return f"{folder}{slash}*{name[name.lower().rindex(format_of(name)) :]}"
 
 
 def check_table(url: str, src: str) -> None:
@@ -82,5 +84,8 @@ def check_table(url: str, src: str) -> None:
 
 def open_table(source: ByteSource, url: str, reading: Reading) -> TableFile:
     """Open the table file `url`, whose bytes are those of `source`."""
-    extension, compression = format_of(url)
-    return FORMATS[extension](source, urls.redact(url), replace(reading, compression=compression))
+    extension = format_of(url)
+    if extension in _TEXT:
+        compression = compression_of(source.read_at(0, MAGIC_BYTES))
+        reading = replace(reading, compression=_OF_ARROW.get(compression))
+    return FORMATS[extension](source, urls.redact(url), reading)

@@ -309,7 +309,7 @@ def over(part: SourcePart, table: TableFile) -> TableFile:
 def parquet_part(part: SourcePart) -> FilePart | DerivedPart | None:
     """Return the part if it is one Parquet file, read as it is or with columns added; else None."""
     inner = innermost(part)
-    is_parquet = isinstance(inner, FilePart) and by_extension.format_of(inner.source.url)[0] == ".parquet"
+    is_parquet = isinstance(inner, FilePart) and by_extension.format_of(inner.source.url) == ".parquet"
     return part if is_parquet and isinstance(part, FilePart | DerivedPart) else None
 
 
