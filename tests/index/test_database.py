@@ -109,6 +109,49 @@ def test_a_type_that_a_driver_gives_as_bytes_is_text_or_refused(value: str, url:
             build(tmp_path, url, sql_query=query.format(""))
 
 
+@pytest.mark.parametrize(
+    ("value", "cure"),
+    [
+        ("'infinity'::date", "CASE WHEN isfinite(odd) THEN odd END"),
+        ("'-infinity'::timestamptz", "CASE WHEN isfinite(odd) THEN odd END"),
+        ("'294276-12-31'::timestamp", "odd::text"),
+        ("ARRAY['infinity'::date]", "odd::text"),
+        ("ARRAY[[1, 2], [3, 4]]", "to_jsonb(odd)"),
+        ("'NaN'::numeric", "CAST(odd AS DOUBLE PRECISION)"),
+        ("1e80::numeric", "CAST(odd AS TEXT)"),
+        ("ARRAY['\\x00ff'::bytea]", "encode(odd[1], 'hex')"),
+    ],
+)
+def test_a_value_that_would_come_as_another_is_refused_with_its_cure(value: str, cure: str, url: str, tmp_path: Path) -> None:
+    rows = f"SELECT i, CASE WHEN i = 9000 THEN {value} END AS odd FROM generate_series(1, 9000) i"
+    query = f"SELECT i AS index, {{}} AS odd FROM ({rows}) q"
+    comes_whole = ("[[" in value and "+psycopg" in url) or ("bytea" in value and "+psycopg" not in url)
+    if comes_whole:
+        assert build(tmp_path, url, sql_query=query.format("odd")).rows([8999])[0]["odd"] in ([[1, 2], [3, 4]], [b"\x00\xff"])
+    else:
+        with pytest.raises((SchemaError, SourceError), match=r"column 'odd' has|too (large|small)|can't parse"):
+            build(tmp_path, url, sql_query=query.format("odd"))
+    build(tmp_path, url, sql_query=query.format(cure))
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("4294967295::oid", 4294967295),
+        ("ARRAY[4294967295::oid]", [4294967295]),
+        ("ARRAY['12345678-1234-1234-1234-123456789abc'::uuid, NULL]", ["12345678-1234-1234-1234-123456789abc", None]),
+        ("'{}'::uuid[]", []),
+        ("ARRAY[1, NULL, 3]", [1, None, 3]),
+        ("to_jsonb(ARRAY[[1, 2], [3, 4]])", [[1, 2], [3, 4]]),
+    ],
+)
+def test_identifiers_and_arrays_of_postgres_come_back(value: str, expected: object, url: str, tmp_path: Path) -> None:
+    column = f'CASE WHEN i > 1 THEN {value} END AS "a ""b"'
+    query = f"SELECT i AS index, {column} FROM generate_series(1, 3) i ORDER BY i DESC; -- all"
+    rows = all_rows(build(tmp_path, url, sql_query=query))
+    assert rows == [{"index": i, 'a "b': expected if i > 1 else None} for i in (3, 2, 1)]
+
+
 def test_the_password_is_in_no_file_and_no_error(url: str, tmp_path: Path) -> None:
     build(tmp_path, url, sql_query="SELECT index FROM photos")
     for file in (tmp_path / "index").iterdir():

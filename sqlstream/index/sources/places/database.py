@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import functools
 import importlib
 import importlib.util
+import itertools
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -26,6 +28,7 @@ from urllib.parse import unquote, urlsplit
 from uuid import UUID
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sqlstream.errors import ConfigError, MissingDependencyError, QueryError, SchemaError, SourceError
 from sqlstream.index.sources.base.spool import Spool
@@ -50,6 +53,8 @@ _FAILURES = frozenset(
 )
 """Classes of what drivers raise; ADBC raises Arrow's and the system's for an error that comes after the first rows."""
 _ROWS_AT_A_TIME = 8192
+_EARLIEST = {"date32[day]": -2_440_588, "timestamp[us]": -2_440_588 * 86_400_000_000}
+"""The first day of PostgreSQL, in days since 1970; its first moment, in microseconds."""
 _BIND = re.compile(r"(?<![:\w\\]):(?=\w)")  # what SQLAlchemy's text() would take for a parameter
 
 
@@ -136,11 +141,11 @@ def _through_sqlalchemy(url: str, query: str) -> Iterator[pa.RecordBatch]:
     with engine.connect().execution_options(stream_results=True, yield_per=_ROWS_AT_A_TIME, **read_only) as connection:
         if engine.dialect.name == "sqlite":
             connection.exec_driver_sql("PRAGMA query_only=ON")
-        result = connection.execute(sqlalchemy.text(_BIND.sub(r"\\:", query)))
-        names = list(result.keys())
-        yield _batch(names, [])  # columns of a result without rows
-        for rows in result.partitions(_ROWS_AT_A_TIME):
-            yield _batch(names, rows)
+        with connection.execute(sqlalchemy.text(_BIND.sub(r"\\:", query))) as result:
+            names = list(result.keys())
+            yield _batch(names, [])  # columns of a result without rows
+            for rows in result.partitions(_ROWS_AT_A_TIME):
+                yield _batch(names, rows)
 
 
 def _check_is_there(url: str) -> None:
@@ -173,20 +178,66 @@ def _through_adbc(module: str, url: str, query: str) -> Iterator[pa.RecordBatch]
     with dbapi.connect(url) as connection, connection.cursor() as cursor:
         if "postgresql" in module:
             cursor.execute("SET TRANSACTION READ ONLY")
-        cursor.execute(query)
+        wanted = cursor.adbc_execute_schema(query)
+        lists = [field.name for field in wanted if pa.types.is_list(field.type)]
+        cursor.execute(_with_dimensions(query, lists) if lists else query)
         reader = cursor.fetch_record_batch()
-        plain = [_of_adbc(pa.nulls(0, field.type), field) for field in reader.schema]
-        yield pa.RecordBatch.from_arrays([array for array, _ in plain], schema=pa.schema([field for _, field in plain]))
-        for batch in reader:
-            columns = [_of_adbc(array, field) for array, field in zip(batch.columns, batch.schema, strict=True)]
+        empty = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in reader.schema], schema=reader.schema)
+        for batch in itertools.chain([empty], reader):  # columns of a result without rows
+            _check_dimensions(batch.columns[len(wanted) :], lists)
+            columns = [_of_adbc(array, field) for array, field in zip(batch.columns[: len(wanted)], wanted, strict=True)]
             yield pa.RecordBatch.from_arrays([array for array, _ in columns], schema=pa.schema([field for _, field in columns]))
 
 
-def _of_adbc(array: Any, field: Any) -> tuple[Any, Any]:
-    """Return a column with the values that SQLAlchemy would give, where Arrow has text or bytes: numeric, UUID, JSON."""
+def _with_dimensions(query: str, lists: Sequence[str]) -> str:
+    """Return the query with a further column for each array: whether it has more than one dimension, which ADBC drops."""
+    tests = ", ".join(f"array_ndims(q.{quote(name)}) > 1" for name in lists)
+    return f"SELECT q.*, {tests} FROM ({query}\n) AS q"
+
+
+def _check_dimensions(tests: Sequence[Any], lists: Sequence[str]) -> None:
+    for name, test in zip(lists, tests, strict=True):
+        if pc.any(test).as_py():
+            raise SchemaError(
+                f"column {name!r} has an array of several dimensions, whose inner lists do not come: write "
+                f"to_jsonb({quote(name)}) AS {quote(name)} in the query"
+            )
+
+
+def _check_moments(array: Any, name: str) -> None:
+    """Raise SchemaError for infinity and years that Arrow has not.
+
+    PostgreSQL counts from 2000. ADBC adds 30 years, and passes over an overflow: infinity is a day of the year -5877611.
+    """
+    kind = array.type
+    if pa.types.is_list(kind) or pa.types.is_struct(kind):
+        for part in [array.flatten()] if pa.types.is_list(kind) else array.flatten():
+            _check_moments(part, name)
+    elif (earliest := _EARLIEST.get(str(kind).replace(", tz=UTC", ""))) is not None:
+        first = pc.min(array.view(pa.int32() if pa.types.is_date(kind) else pa.int64())).as_py()
+        if first is not None and first < earliest:
+            column = quote(name)
+            raise SchemaError(
+                f"column {name!r} has infinity, or a moment after the year 294246, which Arrow has not: write "
+                f"CASE WHEN isfinite({column}) THEN {column} END AS {column} in the query, or {column}::text"
+            )
+
+
+def _type_of(field: Any) -> bytes:
     metadata = field.metadata or {}
-    kind = metadata.get(b"POSTGRESQL:type") or metadata.get(b"ADBC:postgresql:typname") or b""
-    if kind == b"numeric":
+    return bytes(metadata.get(b"POSTGRESQL:type") or metadata.get(b"ADBC:postgresql:typname") or b"")
+
+
+def _of_adbc(array: Any, field: Any) -> tuple[Any, Any]:
+    """Return a column with the values that SQLAlchemy would give, where Arrow has others: numeric, UUID, JSON, OID."""
+    kind = _type_of(field)
+    _check_moments(array, field.name)
+    if pa.types.is_list(field.type) and _type_of(field.type.value_field) in (b"uuid", b"oid"):
+        values, _ = _of_adbc(array.values, field.type.value_field)
+        array = pa.ListArray.from_arrays(array.offsets, values, mask=array.is_null())
+    elif kind == b"oid":
+        array = array.view(pa.uint32())
+    elif kind == b"numeric":
         array = _array([None if text is None else Decimal(text) for text in array.to_pylist()], field.name)[0]
     elif kind == b"uuid":
         array = pa.array([None if value is None else str(value) for value in array.to_pylist()], pa.string())
@@ -226,7 +277,8 @@ def _array(values: Sequence[Any], name: str) -> tuple[Any, bool]:
     """Return the column `name` of Python values, and whether it is JSON text; what Arrow does not know (UUIDs) becomes text."""
     kinds = set(map(type, values))
     if kinds & {dict, list, tuple}:
-        return pa.array([None if v is None else json.dumps(v, default=str) for v in values], pa.string()), True
+        as_json = functools.partial(json.dumps, default=functools.partial(_text_in_list, name=name))
+        return pa.array([None if v is None else as_json(v) for v in values], pa.string()), True
     if UUID in kinds or (dt.time in kinds and any(v is not None and v.tzinfo is not None for v in values)):
         # newer pyarrow makes an extension type of UUIDs, which reads back as bytes; times lose their zone
         return pa.array([None if v is None else str(v) for v in values], pa.string()), False
@@ -236,8 +288,22 @@ def _array(values: Sequence[Any], name: str) -> tuple[Any, bool]:
         raise SchemaError(f"column {name!r} {wrong}, with CAST({quote(name)} AS TEXT) AS {quote(name)} in the query")
     try:
         return pa.array(values), False
-    except (pa.ArrowException, TypeError, OverflowError):
+    except (pa.ArrowException, TypeError, OverflowError) as error:
+        if Decimal in kinds:  # as texts they made texts of their batch, and a conflict with the next one
+            raise SchemaError(
+                f"column {name!r} has NaN, infinity or more than 76 digits, which no decimal of Arrow holds: write "
+                f"CAST({quote(name)} AS DOUBLE PRECISION) AS {quote(name)} in the query, or AS TEXT"
+            ) from error
         return pa.array([None if v is None else str(v) for v in values], pa.string()), False
+
+
+def _text_in_list(value: Any, name: str) -> str:
+    """Return the text of a value within a list or an object that JSON has not."""
+    if isinstance(value, bytes | memoryview):
+        raise SchemaError(
+            f"column {name!r} has bytes within lists, which do not come whole: encode them in the query, as base64"
+        )
+    return str(value)
 
 
 @contextlib.contextmanager
