@@ -78,7 +78,10 @@ def map_error(error: Exception, url: str) -> SqlStreamError:
         package = _PACKAGES.get(scheme(url))
         cure = f"pip install {package}" if package else "install the package that it names"
         return MissingDependencyError(f"{where}: {error}: {cure}", url=where)
-    return ours(f"{where}: {redact_text(str(error)) or type(error).__name__}", url=where)
+    text = redact_text(str(error)) or type(error).__name__
+    if isinstance(error, FileNotFoundError):  # of gcsfs the text is a path of its own requests, and no more
+        return ours(f"{where} does not exist ({text}): check the URL", url=where)
+    return ours(f"{where}: {text}", url=where)
 
 
 def _status_of(error: BaseException) -> int | None:
