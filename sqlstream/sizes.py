@@ -21,6 +21,8 @@ AS_IT_IS = AsItIs.AS_IT_IS
 Limit: TypeAlias = int | AsItIs | None
 """Most bytes of a cache; None: no limit, which is a limit given; AS_IT_IS: the one in force."""
 _UNITS = {"": 1, "b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30, "tb": 1 << 40}
+_TOO_MANY_BYTES = 1 << 63
+"""A ledger, and what its users say of themselves, hold 64 bits."""
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
@@ -44,7 +46,8 @@ def parse_bytes(value: int | str | None, name: str = "limit") -> int | None:
     unit = match[2].replace("i", "") if match else ""
     if match is None or isinstance(value, bool):
         raise ConfigError(f"{name}={value!r} is not a size: give bytes as a whole number, or a text such as '500mb', '10gb'")
-    return int(float(match[1]) * _UNITS[unit if unit in _UNITS else unit + "b"])
+    scale = _UNITS[unit if unit in _UNITS else unit + "b"]
+    return int(match[1]) * scale if match[1].isdecimal() else int(float(match[1]) * scale)  # floats have 53 bits
 
 
 def parse_limit(value: int | str | AsItIs | None, name: str = "limit") -> Limit:
@@ -57,7 +60,12 @@ def parse_limit(value: int | str | AsItIs | None, name: str = "limit") -> Limit:
         >>> parse_limit("10kb"), parse_limit(None), parse_limit(AS_IT_IS)
         (10240, None, AS_IT_IS)
     """
-    return value if isinstance(value, AsItIs) else parse_bytes(value, name)
+    if isinstance(value, AsItIs):
+        return value
+    limit = parse_bytes(value, name)
+    if limit is not None and limit >= _TOO_MANY_BYTES:
+        raise ConfigError(f"{name}={value!r} is out of range: give less than 2**63 bytes, or None for no limit")
+    return limit
 
 
 def parse_duration(value: str, name: str = "older-than") -> float:

@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlstream.config import IndexOptions, SourceOptions, StorageOptions, check_at_least, flag_of, parse_bytes, parse_duration
+from sqlstream import StreamingDataset
+from sqlstream.config import (
+    AspectBuckets,
+    Buckets,
+    IndexOptions,
+    Lengths,
+    Packs,
+    SampleOptions,
+    SourceOptions,
+    StorageOptions,
+    VideoBuckets,
+    check_at_least,
+    flag_of,
+    parse_bytes,
+    parse_duration,
+    parse_limit,
+)
 from sqlstream.environment import default_cache_directory
 from sqlstream.errors import ConfigError
 
@@ -123,3 +142,60 @@ def test_check_at_least_returns_whole_numbers_of_python_that_have_64_bits() -> N
     assert check_at_least("max_failure_ratio", 0.5, 0.0) == 0.5
     with pytest.raises(ConfigError, match="epoch=9223372036854775808 is out of range: give at most 9223372036854775807"):
         check_at_least("epoch", 2**63, 0)
+
+
+@pytest.mark.parametrize(
+    "wrong", [np.array([1, 2]), np.array([1]), np.array([]), np.array(["raise"]), torch.ones(2), torch.ones(0)]
+)
+def test_an_array_where_one_value_is_wanted_is_refused_by_the_name_of_the_option(wrong: Any) -> None:
+    for options in (
+        {"batch_size": wrong},
+        {"drop_last": wrong},
+        {"max_failure_ratio": wrong},
+        {"num_downloading_workers": wrong},
+        {"eviction_policy": wrong},
+        {"index_limit": wrong},
+        {"refresh": wrong},
+    ):
+        (name,) = options
+        with pytest.raises(ConfigError, match=rf"^{name}(\[0\])?="):
+            StreamingDataset([{"text": "a"}], **options)
+    for name in ("leftovers", "sync", "unknown"):
+        with pytest.raises(ConfigError, match=rf"^Buckets: {name}=.* is unknown: give "):
+            Buckets("label", global_batch_size=2, **{name: wrong})
+
+
+@pytest.mark.parametrize("wrong", [5, np.array(5), np.array([1, 2]), torch.ones(()), torch.ones(2)])
+def test_transforms_that_are_no_list_of_callables_are_refused(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^transforms.* is (no list|not callable): give "):
+        StreamingDataset([{"text": "a"}], transforms=wrong)
+
+
+def test_numbers_are_taken_as_those_of_python_whatever_holds_one() -> None:
+    number: Any
+    for number in (np.int64(2), np.float64(2), np.array(2), torch.tensor(2), Decimal(2)):
+        samples = SampleOptions(prefetch=number, num_random_access_retries=number, retained_samples=number)
+        assert {*map(type, (samples.prefetch, samples.num_random_access_retries, samples.retained_samples))} == {int}
+        packs = Packs("n", capacity=number, max_rows=number)
+        assert json.dumps([packs.capacity, packs.max_rows]) == "[2, 2]"
+        assert json.dumps(AspectBuckets.of([(number, number)]).fingerprint) == '{"aspect": [[2, 2]]}'
+        assert json.dumps(Lengths((number,)).fingerprint) == '{"lengths": [2]}'
+    for number in (np.bool_(True), torch.tensor(True), 1j):
+        with pytest.raises(ConfigError, match="is no number: give 0"):
+            check_at_least("max_failure_ratio", number, 0.0)
+
+
+def test_buckets_take_arrays_of_sizes_and_of_lengths() -> None:
+    sizes: Any = np.array([[64, 48], [48, 64]], np.int32)
+    assert AspectBuckets.of(sizes).sizes == ((64, 48), (48, 64))
+    assert Lengths(np.array([128, 512])).bucket_of(129) == 512  # type: ignore[arg-type]  # an array
+    for make in (AspectBuckets.of, VideoBuckets.of):
+        with pytest.raises(ConfigError, match="sizes=5 is no list of "):
+            make(5)  # type: ignore[arg-type]  # the point of the test
+
+
+def test_a_limit_of_more_bytes_than_64_bits_count_is_refused_and_whole_numbers_stay_exact() -> None:
+    assert parse_bytes(2**60 + 1) == 2**60 + 1
+    for limit in (2**63, "8388608tb", 10**30):
+        with pytest.raises(ConfigError, match=r"^cache_limit=.* is out of range: give less than 2\*\*63 bytes, or None"):
+            parse_limit(limit, "cache_limit")

@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sqlstream.config.batches import BucketMap, Buckets
     from sqlstream.config.bucket_maps import AspectBuckets, BucketValue, Lengths, VideoBuckets
-    from sqlstream.config.checks import INT64_MAX, Word, check_at_least, check_word, flag_of, names_of, word_of
+    from sqlstream.config.checks import (
+        INT64_MAX,
+        Word,
+        check_at_least,
+        check_word,
+        flag_of,
+        is_word,
+        list_of,
+        names_of,
+        plain_number,
+        word_of,
+    )
     from sqlstream.config.packs import LengthFunction, OnLong, PackFunction, Packs
     from sqlstream.config.samples import (
         DEFAULT_PREFETCH,
@@ -77,10 +88,13 @@ __all__ = [
     "check_word",
     "default_cache_directory",
     "flag_of",
+    "is_word",
+    "list_of",
     "names_of",
     "parse_bytes",
     "parse_duration",
     "parse_limit",
+    "plain_number",
     "word_of",
 ]
 
@@ -122,10 +136,13 @@ _HOMES = {
     "check_word": "sqlstream.config.checks",
     "default_cache_directory": "sqlstream.environment",
     "flag_of": "sqlstream.config.checks",
+    "is_word": "sqlstream.config.checks",
+    "list_of": "sqlstream.config.checks",
     "names_of": "sqlstream.config.checks",
     "parse_bytes": "sqlstream.sizes",
     "parse_duration": "sqlstream.sizes",
     "parse_limit": "sqlstream.sizes",
+    "plain_number": "sqlstream.config.checks",
     "word_of": "sqlstream.config.checks",
 }
 

@@ -8,7 +8,7 @@ from numbers import Integral
 from typing import Any, TypeAlias
 
 from sqlstream.config.bucket_maps import AspectBuckets, BucketValue, Lengths, VideoBuckets
-from sqlstream.config.checks import check_at_least
+from sqlstream.config.checks import check_at_least, is_word
 from sqlstream.errors import ConfigError
 
 BucketMap: TypeAlias = AspectBuckets | Lengths | VideoBuckets | Callable[[Any], BucketValue]
@@ -63,10 +63,10 @@ class Buckets:
                 "bucket"
             )
         self._check_sizes()
-        if self.leftovers not in ("carry", "repeat", "drop"):
-            short = "; a short batch would be of a size that ranks do not divide" if self.leftovers == "short" else ""
+        if not is_word(self.leftovers, "carry", "repeat", "drop"):
+            short = "; a short batch would be of a size that ranks do not divide" if is_word(self.leftovers, "short") else ""
             raise ConfigError(f"Buckets: leftovers={self.leftovers!r} is unknown: give 'carry', 'repeat' or 'drop'{short}")
-        if self.sync not in ("step", "lane"):
+        if not is_word(self.sync, "step", "lane"):
             raise ConfigError(
                 f"Buckets: sync={self.sync!r} is unknown: give 'step', one bucket for all ranks, or 'lane', one for each"
             )
@@ -75,14 +75,15 @@ class Buckets:
                 "Buckets: sync='lane' gives ranks batches of several buckets at a time, and all wait for the slowest: give "
                 "global_batch_tokens, the budget of a step, so that they cost alike (tokens=lambda bucket: 1 counts samples)"
             )
-        if self.unknown not in ("raise", "drop"):
+        if not is_word(self.unknown, "raise", "drop"):
             raise ConfigError(f"Buckets: unknown={self.unknown!r} is unknown: give 'raise' or 'drop'")
         if self.max_crop is not None:
             if not isinstance(self.into, AspectBuckets | VideoBuckets):
                 raise ConfigError(
                     f"Buckets: max_crop={self.max_crop!r} is for pictures: give into=AspectBuckets…, or leave it out"
                 )
-            if not isinstance(self.max_crop, int | float) or not 0 <= self.max_crop < 1:
+            object.__setattr__(self, "max_crop", check_at_least("Buckets: max_crop", self.max_crop, 0.0))
+            if self.max_crop >= 1:
                 raise ConfigError(f"Buckets: max_crop={self.max_crop!r} is out of range: give a share of 0 or more, below 1")
 
     def _check_sizes(self) -> None:
@@ -105,6 +106,8 @@ class Buckets:
         for name, value in (("rank_multiple", self.rank_multiple), ("tokens", self.tokens)):
             if value is not None and tokens is None:
                 raise ConfigError(f"Buckets: {name}= is for a budget: give global_batch_tokens, or leave it out")
+        if self.tokens is not None and not callable(self.tokens):
+            raise ConfigError(f"Buckets: tokens={self.tokens!r} cannot be called: give a function from a bucket to its tokens")
         if self.rank_multiple is not None:
             object.__setattr__(self, "rank_multiple", check_at_least("Buckets: rank_multiple", self.rank_multiple, 1))
 

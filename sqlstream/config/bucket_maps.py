@@ -59,9 +59,10 @@ def _checked_sizes(name: str, sizes: object, form: str, what: str) -> list[tuple
         raise ConfigError(f"{name}: sizes={sizes!r} is no list of {'pairs ' if num == 2 else ''}{form}")
     if not found:
         raise ConfigError(f"{name} has no size: give at least one {form}")
-    for size in found:
-        for number in size:
-            check_at_least(f"{name}: a {what} of {size}", number, 1, most=math.inf)  # it is compared, and counts nothing
+    # most=inf: a side is compared, and counts nothing
+    found = [
+        tuple(check_at_least(f"{name}: a {what} of {size}", number, 1, most=math.inf) for number in size) for size in found
+    ]
     if len(set(found)) < len(found):
         twice = next(size for size in found if found.count(size) > 1)
         raise ConfigError(f"{name} has {twice} twice: give each size once")
@@ -92,7 +93,7 @@ class AspectBuckets:
     @classmethod
     def of(cls, sizes: Sequence[AspectSize]) -> AspectBuckets:
         """Return the buckets of these (width, height)."""
-        return cls(tuple(sizes))
+        return cls(sizes)  # type: ignore[arg-type]  # a list, which `__post_init__` checks
 
     @classmethod
     def sdxl(cls) -> AspectBuckets:
@@ -114,8 +115,8 @@ class AspectBuckets:
             max_side: Largest side.
             step: All sides are multiples of it.
         """
-        for name, value in (("area", area), ("min_side", min_side), ("step", step), ("max_side", max_side)):
-            check_at_least(name, value, 1)
+        area, step = check_at_least("area", area, 1), check_at_least("step", step, 1)
+        min_side, max_side = check_at_least("min_side", min_side, 1), check_at_least("max_side", max_side, 1)
         square = math.isqrt(area) // step * step
         sizes = {(square, square)} if square else set[AspectSize]()
         for width in range(min_side, max_side + 1, step):
@@ -185,12 +186,19 @@ class VideoBuckets:
     @classmethod
     def of(cls, sizes: Sequence[VideoSize]) -> VideoBuckets:
         """Return the buckets of these (frames, height, width)."""
-        return cls(tuple(sizes))
+        return cls(sizes)  # type: ignore[arg-type]  # a list, which `__post_init__` checks
 
     @classmethod
     def of_aspects(cls, frames: Sequence[int], aspects: AspectBuckets) -> VideoBuckets:
         """Return a bucket for each number of frames and each size of pictures; 1 frame is a picture."""
-        return cls(tuple((count, height, width) for count in frames for width, height in aspects.sizes))
+        if not isinstance(aspects, AspectBuckets):
+            raise ConfigError(
+                f"VideoBuckets: aspects={aspects!r} are no AspectBuckets: give AspectBuckets.of([(width, height), …])"
+            )
+        try:
+            return cls(tuple((count, height, width) for count in frames for width, height in aspects.sizes))
+        except TypeError:
+            raise ConfigError(f"VideoBuckets: frames={frames!r} is no list of whole numbers: give (1, 33, 65)") from None
 
     @property
     def fingerprint(self) -> object:
@@ -242,11 +250,11 @@ class Lengths:
     def __post_init__(self) -> None:
         """Check the bounds."""
         try:
-            object.__setattr__(self, "bounds", tuple(self.bounds))
+            given = tuple(self.bounds)
         except TypeError:
             raise ConfigError(f"Lengths: bounds={self.bounds!r} is no list of numbers") from None
-        for bound in self.bounds:
-            check_at_least("Lengths: a bound", bound, 1, most=math.inf)
+        bounds = tuple(check_at_least("Lengths: a bound", bound, 1, most=math.inf) for bound in given)
+        object.__setattr__(self, "bounds", bounds)
         if not self.bounds or any(low >= high for low, high in pairwise(self.bounds)):
             raise ConfigError(f"Lengths: bounds={self.bounds!r} must be at least one, each above the one before")
 

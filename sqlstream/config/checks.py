@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Sequence
+import contextlib
+from collections.abc import Collection, Sequence
 from enum import StrEnum
-from typing import TypeVar, overload
+from numbers import Number
+from typing import Any, TypeVar, overload
 
 from sqlstream.errors import ConfigError
 
@@ -13,9 +15,14 @@ INT64_MAX = 2**63 - 1
 """The largest whole number of 64 bits."""
 
 
+def is_word(value: object, *words: str) -> bool:
+    """Return whether a value is one of some words: arrays, which compare with words one by one, are none."""
+    return isinstance(value, str) and value in words
+
+
 def check_word(option: str, value: object, words: Collection[str]) -> None:
     """Raise ConfigError unless a value is one of some words."""
-    if not isinstance(value, str) or value not in words:  # arrays compare with words one by one, lists have no hash
+    if not is_word(value, *words):
         raise ConfigError(f"{option}={value!r} is unknown: give one of {', '.join(words)}")
 
 
@@ -25,9 +32,10 @@ def flag_of(option: str, value: object) -> bool:
     Raises:
         ConfigError: It is none.
     """
-    if not isinstance(value, Hashable) or value not in (True, False):
+    flag = plain_number(value)
+    if not isinstance(flag, int | float) or flag not in (True, False):
         raise ConfigError(f"{option}={value!r} is no bool: give True or False")
-    return bool(value)
+    return bool(flag)
 
 
 def word_of(option: str, value: str, kind: type[Word]) -> Word:
@@ -38,6 +46,18 @@ def word_of(option: str, value: str, kind: type[Word]) -> Word:
     """
     check_word(option, value, tuple(kind))
     return kind(value)
+
+
+def list_of(option: str, values: Any, cure: str) -> list[Any]:
+    """Return what a list holds, or any other iterable that is no text.
+
+    Raises:
+        ConfigError: It is none; an array without a dimension says so only as it is iterated.
+    """
+    with contextlib.suppress(TypeError):
+        if not isinstance(values, str | bytes):
+            return list(values)
+    raise ConfigError(f"{option}={values!r} is no list: {cure}")
 
 
 def names_of(option: str, names: Sequence[str] | None, what: str = "column names") -> tuple[str, ...]:
@@ -68,22 +88,26 @@ def check_at_least(name: str, value: int, least: int, most: float = INT64_MAX) -
 @overload
 def check_at_least(name: str, value: float, least: float) -> float: ...
 def check_at_least(name: str, value: float, least: float, most: float = INT64_MAX) -> float:
-    """Return a number that is `least` or more; where that is a whole number, as one of Python's, and `most` or less.
+    """Return a number that is `least` or more, as one of Python's; where that is a whole number, `most` or less.
 
-    Whole numbers of numpy overflow, and JSON does not take them. Positions, and what shares memory, have 64 bits.
+    Whole numbers of numpy overflow, and JSON does not take them. Positions, and what shares memory, have 64 bits. Callers keep
+    what is returned: what was given may be a float without a fraction, or a tensor, which no slice takes.
 
     Raises:
         ConfigError: It is out of range, or no such number.
     """
-    must_be_whole = isinstance(least, int)
-    try:
-        is_right = not isinstance(value, bool) and not (value % 1 and must_be_whole)
-    except (TypeError, ValueError):  # a text, or an array, say
-        is_right = False
-    if not is_right:
+    must_be_whole, number = isinstance(least, int), plain_number(value)
+    is_number = isinstance(number, Number) and not isinstance(number, bool | complex)
+    if not is_number or (must_be_whole and number % 1):
         raise ConfigError(f"{name}={value!r} is no {'whole number' if must_be_whole else 'number'}: give {least} or more")
-    if value < least:
+    if not number >= least:  # NaN is neither
         raise ConfigError(f"{name}={value!r} is out of range: give {least} or more")
-    if must_be_whole and value > most:
+    if must_be_whole and number > most:
         raise ConfigError(f"{name}={value!r} is out of range: give at most {most}")
-    return int(value) if must_be_whole else value
+    return int(number) if must_be_whole else number
+
+
+def plain_number(value: Any) -> Any:
+    """Return the number of Python that a scalar of numpy or torch holds; anything else as it is."""
+    shape = getattr(value, "shape", None)
+    return value.item() if isinstance(shape, tuple) and not shape and hasattr(value, "item") else value

@@ -66,15 +66,15 @@ class Packs:
                 "of a row to its length"
             )
         if self.lookahead is not None:
-            check_at_least("Packs: lookahead", self.lookahead, 1)
+            object.__setattr__(self, "lookahead", check_at_least("Packs: lookahead", self.lookahead, 1))
             if is_sql:
                 raise ConfigError(
                     f"Packs: lookahead={self.lookahead} with length={self.length!r}: packs of lengths in SQL are planned over "
                     "all rows; leave lookahead out"
                 )
-        check_at_least("Packs: capacity", self.capacity, 1)
+        object.__setattr__(self, "capacity", check_at_least("Packs: capacity", self.capacity, 1))
         if self.max_rows is not None:
-            check_at_least("Packs: max_rows", self.max_rows, 1)
+            object.__setattr__(self, "max_rows", check_at_least("Packs: max_rows", self.max_rows, 1))
         object.__setattr__(self, "on_long", word_of("Packs: on_long", self.on_long, OnLong))
         if self.pack_fn is not None and not callable(self.pack_fn):
             raise ConfigError(f"Packs: pack_fn={self.pack_fn!r} cannot be called: give a function from a pack to a sample")

@@ -108,14 +108,17 @@ class SampleOptions:
         """Check words, flags and ranges."""
         for name in ("allow_missing_columns", "none_to_empty_str", "print_exceptions", "print_traceback", "seed_transforms"):
             object.__setattr__(self, name, flag_of(name, getattr(self, name)))
-        check_at_least("prefetch", self.prefetch, 1)
-        check_at_least("prefetch_bytes", self.prefetch_bytes, 1)
-        check_at_least("num_random_access_retries", self.num_random_access_retries, 0)
-        check_at_least("max_failure_ratio", self.max_failure_ratio, 0.0)
-        if not self.max_failure_ratio <= 1:
+        for name, least in (
+            ("prefetch", 1),
+            ("prefetch_bytes", 1),
+            ("num_random_access_retries", 0),
+            ("max_failure_ratio", 0.0),
+        ):
+            object.__setattr__(self, name, check_at_least(name, getattr(self, name), least))
+        if self.max_failure_ratio > 1:
             raise ConfigError(f"max_failure_ratio={self.max_failure_ratio} is out of range: give a share from 0 to 1")
         if self.retained_samples is not None:
-            check_at_least("retained_samples", self.retained_samples, 1)
+            object.__setattr__(self, "retained_samples", check_at_least("retained_samples", self.retained_samples, 1))
         object.__setattr__(self, "on_error", word_of("on_error", self.on_error, OnError))
         object.__setattr__(self, "shards", word_of("shards", self.shards, ShardUnit))
         object.__setattr__(self, "members", word_of("members", self.members, MemberForm))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
 
-from sqlstream.config.checks import check_at_least, check_word, flag_of, names_of, word_of
+from sqlstream.config.checks import check_at_least, check_word, flag_of, is_word, names_of, word_of
 from sqlstream.errors import ConfigError
 from sqlstream.sizes import parse_bytes
 
@@ -31,9 +31,12 @@ class LazyOptions:
 
     def __post_init__(self) -> None:
         """Check ranges."""
-        object.__setattr__(self, "chunk_rows", check_at_least("lazy_index_chunk_size", self.chunk_rows, 1))
-        check_at_least("lazy_index_num_threads", self.num_threads, 1)
-        check_at_least("lazy_index_prefetch_factor", self.num_ahead, 0)
+        for field, name, least in (
+            ("chunk_rows", "lazy_index_chunk_size", 1),
+            ("num_threads", "lazy_index_num_threads", 1),
+            ("num_ahead", "lazy_index_prefetch_factor", 0),
+        ):
+            object.__setattr__(self, field, check_at_least(name, getattr(self, field), least))
 
 
 class Missing(StrEnum):
@@ -285,7 +288,7 @@ class IndexOptions(SourceOptions):
         if self.columns_to_keep is not None and self.offset_column is not None and self.length_column is not None:
             kept = (*self.columns_to_keep, self.offset_column, self.length_column)
             object.__setattr__(self, "columns_to_keep", tuple(dict.fromkeys(kept)))
-        if self.index_limit != "auto":
+        if not is_word(self.index_limit, "auto"):
             object.__setattr__(self, "index_limit", parse_bytes(self.index_limit, "index_limit"))
 
     @property

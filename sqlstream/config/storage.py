@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
-from sqlstream.config.checks import check_at_least
+from sqlstream.config.checks import check_at_least, is_word
 from sqlstream.errors import ConfigError
 
 
@@ -53,14 +53,13 @@ class StorageOptions:
                 )
             object.__setattr__(self, "credential_hosts", tuple(hosts))
         for key, name in _STORAGE_KEYS.items():
-            if (value := self.storage_options.get(key)) is not None:
-                if isinstance(value, bool) or not isinstance(value, (int, float)):
-                    raise ConfigError(f"storage_options[{key!r}]={value!r} is not a number")
-                object.__setattr__(self, name, float(value))
-            check_at_least(f"storage_options[{key!r}]", getattr(self, name), 0.001)
-        check_at_least("num_downloading_retries", self.num_retries, 0)
-        if self.num_threads != "auto":
-            check_at_least("num_downloading_workers", self.num_threads, 1)
+            value: Any = self.storage_options.get(key)
+            if value is not None:
+                object.__setattr__(self, name, float(check_at_least(f"storage_options[{key!r}]", value, 0.001)))
+        object.__setattr__(self, "num_retries", check_at_least("num_downloading_retries", self.num_retries, 0))
+        threads: Any = self.num_threads
+        if not is_word(threads, "auto"):
+            object.__setattr__(self, "num_threads", check_at_least("num_downloading_workers", threads, 1))
         backend = self.storage_options.get("backend", "obstore")
         if backend not in ("obstore", "fsspec"):
             raise ConfigError(f"storage_options['backend']={backend!r} is not one of 'obstore', 'fsspec'")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from sqlstream.config import AspectBuckets, Buckets, BucketValue, Lengths, VideoBuckets
+from sqlstream.config import AspectBuckets, Buckets, BucketValue, Lengths, VideoBuckets, plain_number
 from sqlstream.errors import ConfigError, text_of
 from sqlstream.index.file.index import Index
 from sqlstream.index.file.intact import is_there
@@ -111,6 +112,7 @@ class _Sorter:
             and into.crop_of(value) > self.buckets.max_crop
         ):
             return None
+        found = _plain(found)
         if not _names_bucket(found):
             raise ConfigError(f"{what}, whose bucket is {found!r}: a bucket is a number, a text, or a tuple of these")
         return found
@@ -297,8 +299,15 @@ def _itself(value: Any) -> Any:
     return value
 
 
+def _plain(value: Any) -> BucketValue:
+    """Return a bucket with numbers of Python in place of numpy's and torch's, which JSON does not take."""
+    return tuple(map(_plain, value)) if isinstance(value, tuple) else plain_number(value)
+
+
 def _names_bucket(value: object) -> bool:
-    return all(map(_names_bucket, value)) if isinstance(value, tuple) else isinstance(value, int | float | str)
+    if isinstance(value, tuple):
+        return all(map(_names_bucket, value))
+    return isinstance(value, int | str) or (isinstance(value, float) and not math.isnan(value))  # NaN equals none, nor itself
 
 
 def _from_json(value: Any) -> Any:

@@ -220,8 +220,8 @@ class StreamingDataset(SelectedRows, IteratedDataset):
             show_progress=show_progress,
             index_store=index_store,
             refresh=refresh,
-            transforms=transforms or (),
-            predownload_transforms=predownload_transforms or (),
+            transforms=() if transforms is None else transforms,
+            predownload_transforms=() if predownload_transforms is None else predownload_transforms,
             storage=storage,
             index=IndexOptions(
                 src=os.fspath(src) if isinstance(src, os.PathLike) else src,

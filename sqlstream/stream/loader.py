@@ -12,7 +12,7 @@ from typing import Any, Literal
 from torch.utils.data import DataLoader, default_collate
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from sqlstream.config import AS_IT_IS, AsItIs, check_at_least
+from sqlstream.config import AS_IT_IS, AsItIs, check_at_least, flag_of, is_word
 from sqlstream.errors import ConfigError, UnknownLengthError
 from sqlstream.stream.chain.global_rng import GeneratorLoan
 from sqlstream.stream.frameworks.accelerate import (
@@ -102,6 +102,7 @@ class StreamingDataLoader(DataLoader[Sample]):
         batch_sampler: None = None,
         shuffle: bool | None = None,
     ) -> None:
+        shuffle = flag_of("shuffle", False if shuffle is None else shuffle)
         if sampler is not None or batch_sampler is not None or shuffle:
             asked = "does not shuffle" if shuffle else "takes no sampler"
             raise ConfigError(
@@ -123,9 +124,16 @@ class StreamingDataLoader(DataLoader[Sample]):
             batch_size = 1
         if batch_size is not None:
             batch_size = check_at_least("batch_size", batch_size, 1)
+        if collate_fn is not None and not callable(collate_fn):
+            raise ConfigError(f"collate_fn={collate_fn!r} cannot be called: give a function from samples to a batch")
+        num_workers = check_at_least("num_workers", num_workers, 0)
+        if prefetch_factor is not None:
+            prefetch_factor = check_at_least("prefetch_factor", prefetch_factor, 1)
+        drop_last = flag_of("drop_last", False if drop_last is None else drop_last)
+        persistent_workers = flag_of("persistent_workers", persistent_workers)
         self._batch_options = BatchOptions(
             batch_size=batch_size or 1,
-            drop_last=bool(drop_last),
+            drop_last=drop_last,
             num_workers=num_workers,
             prefetch_factor=TORCH_PREFETCH_FACTOR if prefetch_factor is None else prefetch_factor,
             is_persistent=persistent_workers,
@@ -135,7 +143,7 @@ class StreamingDataLoader(DataLoader[Sample]):
         if has_own:
             _check_iterates_batches(dataset)
         dataset.expect_batches(self._batch_options)
-        if pack_bytes not in (True, False, "views"):
+        if not isinstance(pack_bytes, bool) and not is_word(pack_bytes, "views"):
             raise ConfigError(f"pack_bytes={pack_bytes!r} is unknown: give True, False or 'views'")
         self.pack_bytes = pack_bytes
         self._packing: PackedCollate | None = None
@@ -155,7 +163,7 @@ class StreamingDataLoader(DataLoader[Sample]):
             if collate_fn is None and batch_size is not None
             else collate_fn,
             pin_memory=pin_memory,
-            drop_last=bool(drop_last) and not has_own,
+            drop_last=drop_last and not has_own,
             timeout=timeout,
             worker_init_fn=worker_init_fn,
             multiprocessing_context=multiprocessing_context,

@@ -50,7 +50,7 @@ class EpochBatches(Sampler[list[int]]):
     """
 
     def __init__(self, dataset: StreamingDataset, batch_size: int) -> None:
-        check_at_least("batch_size", batch_size, 1)
+        batch_size = check_at_least("batch_size", batch_size, 1)
         if dataset._pipeline.options.refresh is not None:
             raise ConfigError("refresh='epoch' changes rows by number: iterate the dataset, or a StreamingDataLoader of it")
         self._dataset = dataset
@@ -70,5 +70,4 @@ class EpochBatches(Sampler[list[int]]):
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration epoch `epoch`."""
-        check_at_least("epoch", epoch, 0)
-        self.epoch = epoch
+        self.epoch = check_at_least("epoch", epoch, 0)

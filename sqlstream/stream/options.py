@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sqlstream.cache import Cache
@@ -17,6 +17,9 @@ from sqlstream.config import (
     SampleOptions,
     StorageOptions,
     default_cache_directory,
+    flag_of,
+    is_word,
+    list_of,
 )
 from sqlstream.errors import ConfigError
 from sqlstream.index.sources.plan.plan import source_items
@@ -80,6 +83,7 @@ class DatasetOptions:
 
     def __post_init__(self) -> None:
         """Check the name, the transforms, and what concerns two parts."""
+        object.__setattr__(self, "show_progress", flag_of("show_progress", self.show_progress))
         if self.name is not None:
             _check_name(self.name)
         for option in ("transforms", "predownload_transforms"):
@@ -97,7 +101,7 @@ class DatasetOptions:
             raise ConfigError(
                 f"batches= needs all rows, which a lazy index does not have: leave lazy_index_chunk_size out{cure}"
             )
-        if self.cache.eviction_policy == "belady" and self.order.is_unaligned:
+        if is_word(self.cache.eviction_policy, "belady") and self.order.is_unaligned:
             raise ConfigError(
                 "eviction_policy='belady' needs one order for all workers, which unaligned_worker_index=True gives up: drop one"
             )
@@ -116,7 +120,7 @@ class DatasetOptions:
         """Raise ConfigError for options that do not go with rows that change."""
         if self.refresh is None:
             return
-        if self.refresh != "epoch":
+        if not is_word(self.refresh, "epoch"):
             raise ConfigError(f"refresh={self.refresh!r} is unknown: give 'epoch', or None")
         join = {} if self.index.join is None else self.index.join.tables
         for is_wrong, problem in (
@@ -170,14 +174,13 @@ def _checked_transforms(option: str, transforms: Sequence[Transform]) -> tuple[T
     """
     if callable(transforms):
         raise ConfigError(f"{option}={transforms!r} is a single transform: give a list of them")
-    if not isinstance(transforms, Iterable):
-        raise ConfigError(f"{option}={transforms!r} is no list: give one of callables from sample to sample")
-    for number, transform in enumerate(transforms):
+    found = list_of(option, transforms, "give one of callables from sample to sample")
+    for number, transform in enumerate(found):
         if not callable(transform):
             raise ConfigError(f"{option}[{number}]={transform!r} is not callable: give callables from sample to sample")
         if option == "predownload_transforms" and isinstance(transform, CacheTransform):
             raise ConfigError(f"{option}[{number}] is a CacheTransform: rows are not stored, put it into transforms")
-    return tuple(transforms)
+    return tuple(found)
 
 
 def _schemes(item: object) -> list[str]:

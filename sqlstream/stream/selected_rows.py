@@ -122,7 +122,7 @@ class SelectedRows:
         Args:
             num_rows: At most so many.
         """
-        check_at_least("num_rows", num_rows, 1)
+        num_rows = check_at_least("num_rows", num_rows, 1)
         self.cache.check_open()
         rows = self._pipeline.rows()
         try:

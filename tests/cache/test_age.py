@@ -120,6 +120,13 @@ def test_what_is_no_age_is_refused(directory: Path, max_age: float) -> None:
     assert not directory.exists() or not list(directory.iterdir())
 
 
+def test_an_age_that_no_clock_counts_bounds_nothing(directory: Path, urls: list[str], server: FaultyHttpServer) -> None:
+    for _ in range(2):
+        with Cache(directory, limit="1mb", max_age=10**30) as cache, cache.pinned(urls[0]):
+            pass
+    assert num_gets(server) == 1
+
+
 @pytest.mark.parametrize("remove", ["max_age", "clear"])
 def test_a_shard_that_stays_open_between_its_samples_goes_as_others_do(
     directory: Path, server: FaultyHttpServer, remove: str

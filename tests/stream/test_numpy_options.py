@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from sqlstream import (
     Buckets,
@@ -88,3 +90,49 @@ def test_a_run_of_such_options_has_the_state_of_pythons_numbers(run: Callable[[P
 def test_what_is_no_number_of_samples_is_refused(number: Any, tmp_path: Path) -> None:
     with table(tmp_path, batch_size=2) as dataset, pytest.raises(ConfigError, match=r"num_samples=.* give 0 or more"):
         dataset.state_dict(num_samples=number)
+
+
+@pytest.mark.parametrize("wrong", [5, np.array(5), np.ones(3), torch.ones(3), None, "web"])
+def test_what_is_no_list_of_streams_and_no_weights_by_name_is_refused(wrong: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^streams?.* is (no list|\S+): give "):
+        MixedDataset(wrong)
+    with MixedDataset(streams_of(tmp_path), batch_size=4) as dataset:
+        with pytest.raises(ConfigError, match=r"^weights=.* are no dict: give a weight for each stream by its name"):
+            dataset.reweight(wrong)
+        if wrong is not None:
+            with pytest.raises(ConfigError, match=r"^streams=.* is unknown: give 'continue', or a dict"):
+                dataset.load_state_dict(dataset.state_dict(), streams=wrong)
+    with pytest.raises(ConfigError, match=r"^stream configs=.* no list.*: give "):
+        StreamOptions.init_group(wrong)
+    with pytest.raises(ConfigError, match=r"^stream_opts.* is no (list|StreamOptions): give "):
+        MultiStreamDataLoader([], wrong)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("name", 5), ("mixing_group_id", "0"), ("mixing_group_id", 1.5), ("is_main", "no"), ("dataloader_kwargs", 3)],
+)
+def test_what_a_config_of_a_stream_cannot_mean_is_refused(option: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"{value!r}") + ".* is no|are no"):
+        StreamOptions.init_group(
+            [{"batch_gpu": 2, option: value}], mixing_strategy="custom" if "group" in option else "no_mixing"
+        )
+
+
+def test_weights_may_be_tensors_and_workers_numbers_of_numpy(tmp_path: Path) -> None:
+    weights: Any = torch.tensor([0.7, 0.2, 0.1])
+    with MixedDataset(streams_of(tmp_path), weights, epoch_size=10) as dataset:
+        assert list(dataset.weights.values()) == [7, 2, 1]
+        assert StreamingDataLoader(dataset, num_workers=np.int64(2)).num_workers == 2  # type: ignore[arg-type]  # the point of the test
+        for option in ("num_workers", "collate_fn", "persistent_workers", "shuffle"):
+            with pytest.raises(ConfigError, match=rf"^{option}="):
+                StreamingDataLoader(dataset, **{option: "2"})  # type: ignore[arg-type]  # the point of the test
+
+
+def test_a_function_may_name_buckets_by_numbers_of_numpy(tmp_path: Path) -> None:
+    names = set()
+    into: Any
+    for into in (np.int64, int):
+        with table(tmp_path, batches=Buckets("row % 3", into=into, global_batch_size=2)) as dataset:
+            names.add(json.dumps([sample["__bucket__"] for sample in dataset]))
+    assert len(names) == 1

@@ -9,7 +9,7 @@ from sqlstream.cache.acquire.room import MAX_EVICTIONS
 from sqlstream.cache.directory import CacheDirectory
 from sqlstream.cache.ledger.ledger import LedgerTransaction
 from sqlstream.cache.recovery import recover
-from sqlstream.config import parse_duration
+from sqlstream.config import INT64_MAX, check_at_least, parse_duration
 from sqlstream.errors import ConfigError
 
 _OLD = "SELECT key FROM entry WHERE state = 'ready' AND created_at NOT BETWEEN ? AND ? ORDER BY created_at"
@@ -26,13 +26,12 @@ def age_seconds(max_age: str | float | None) -> float | None:
     """
     if max_age is None:
         return None
-    is_number = isinstance(max_age, int | float) and not isinstance(max_age, bool)
-    seconds = parse_duration(max_age, "max_age") if isinstance(max_age, str) else float(max_age) if is_number else math.nan
+    seconds = parse_duration(max_age, "max_age") if isinstance(max_age, str) else check_at_least("max_age", max_age, 0.0)
     if not 0 < seconds < math.inf:
         raise ConfigError(
             f"max_age={max_age!r} is no time: give seconds above 0, or a text such as '12h', '7d'; None: no limit"
         )
-    return seconds
+    return float(seconds)
 
 
 class MaxAge:
@@ -55,7 +54,7 @@ class MaxAge:
             return
         self._next_look = now + max(_LEAST_SECONDS, self._seconds / _LOOKS)
         at = time.time()  # a clock that was ahead has left times to come: how long ago that was is not known
-        young = math.floor(at - self._seconds), math.ceil(at + self._seconds)  # in whole seconds, as `created_at` is
+        young = max(math.floor(at - self._seconds), 0), min(math.ceil(at + self._seconds), INT64_MAX)  # as `created_at` is
         old = [key for (key,) in self._directory.ledger.database.read(_OLD, young)]
         if old:
             self._directory.kept.let_go()

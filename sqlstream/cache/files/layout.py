@@ -217,6 +217,10 @@ def local_directory(path: str | os.PathLike[str]) -> Path:
         )
     if "\0" in text:
         raise ConfigError(f"the cache directory {text!r} has a NUL in it: give another one")
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError as error:  # half of a surrogate pair, as JSON may hold it
+        raise ConfigError(f"the cache directory {text!r} is the name of no file ({error}): give another one") from None
     return Path(os.path.abspath(os.path.expanduser(text)))
 
 

@@ -201,7 +201,7 @@ def ramp(start: int, stop: int, first_weights: Sequence[Number], last_weights: S
         >>> ramp(0, 2, [1, 1], [3, 1])
         [(0, (1, 1)), (1, (5, 3)), (2, (3, 1))]
     """
-    check_at_least("start", start, 0)
+    start, stop = check_at_least("start", start, 0), check_at_least("stop", stop, 0)
     if stop <= start:
         raise ConfigError(f"a ramp from {start} to {stop} has no steps: give a stop after the start")
     if len(first_weights) != len(last_weights):

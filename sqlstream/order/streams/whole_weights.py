@@ -18,7 +18,7 @@ from fractions import Fraction
 from numbers import Rational, Real
 from typing import TypeAlias
 
-from sqlstream.config import check_at_least
+from sqlstream.config import check_at_least, plain_number
 from sqlstream.errors import ConfigError
 
 Number: TypeAlias = int | float | Fraction
@@ -42,7 +42,8 @@ def whole_weights(weights: Sequence[Number], precision: int = 6) -> tuple[int, .
         >>> whole_weights([0.7, 0.2, 0.1]), whole_weights([0.333333, 0.666667])
         ((7, 2, 1), (1, 2))
     """
-    check_at_least("precision", precision, 1)
+    precision = check_at_least("precision", precision, 1)
+    weights = [plain_number(weight) for weight in weights]
     exact = _integers("weights", weights)
     is_meant = all(isinstance(weight, Rational) for weight in weights)
     return _fitted(exact if is_meant else _simplified(exact, precision))
@@ -58,6 +59,7 @@ def temperature_weights(sizes: Sequence[int], temperature: float) -> tuple[int, 
         >>> temperature_weights([100, 400], 2)
         (1, 2)
     """
+    temperature = plain_number(temperature)
     if not (_is_number(temperature) and temperature > 0):
         raise ConfigError(f"temperature={temperature!r} is out of range: give a number above 0 (1: by size)")
     _integers("sizes", sizes)
@@ -102,6 +104,7 @@ def exact(name: str, value: Number) -> Fraction:
     Raises:
         ConfigError: It is negative, not finite, or no number.
     """
+    value = plain_number(value)
     if not _is_number(value) or not math.isfinite(value) or value < 0:
         raise ConfigError(f"{name}={value!r} is out of range: give a finite number, 0 or more")
     if isinstance(value, Rational):  # numpy's integers have parts of their own kind, which overflow

@@ -128,6 +128,8 @@ class MixedDataset(IteratedDataset):
                 by_tokens=tokens is not None,
             )
             self._schedule = self._run.schedule
+            if not isinstance(name, str | None):
+                raise ConfigError(f"name={name!r} is no text: give one that messages call the mixture by, or leave it out")
             self.name = name or "+".join(leaf.name for leaf in self._leaves)
             self._pipeline = MixedPipeline(
                 names=[leaf.name for leaf in self._leaves],

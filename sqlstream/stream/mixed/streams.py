@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Protocol, TypeAlias
 
+from sqlstream.config import list_of
 from sqlstream.errors import ConfigError, EmptySelectionError
 from sqlstream.order import is_counted
 from sqlstream.order.streams.whole_weights import Number
 from sqlstream.stream.dataset import StreamingDataset
+from sqlstream.stream.iterated import IteratedDataset
 from sqlstream.stream.mixture.mixture_plan import StreamShare
 from sqlstream.transforms.stream_name import STREAM
 
@@ -101,6 +103,8 @@ class Leaf:
         """
         order, num_rows, num_tokens = self.dataset.schedule.steps.order, 0, 0
         if tokens is not None:
+            if not isinstance(tokens, str):
+                raise ConfigError(f"tokens={tokens!r} is no text: give a column, or SQL, with the tokens of a row")
             asked = self.dataset._pipeline.options.order
             if asked.weights is not None:
                 raise ConfigError(
@@ -145,9 +149,7 @@ def open_leaves(
     Raises:
         ConfigError: There is none, one is no stream, or one has no row.
     """
-    named = list(streams.items()) if isinstance(streams, Mapping) else [(None, stream) for stream in streams]
-    if not named:
-        raise ConfigError(f"streams={streams!r}: give at least one")
+    named = _named(streams)
     leaves: list[Leaf] = []
     for number, (name, stream) in enumerate(named):
         if isinstance(stream, Stream):
@@ -165,6 +167,26 @@ def open_leaves(
             raise ConfigError(f"stream {name or number!r} is {stream!r}: give a StreamingDataset, a Stream or a MixedDataset")
     _check_together(leaves)
     return leaves
+
+
+def _named(streams: Sequence[StreamSpec] | Mapping[str, StreamSpec]) -> list[tuple[str | None, StreamSpec]]:
+    """Return streams with the names of a dict, or None.
+
+    Raises:
+        ConfigError: They are no list and no dict, or there is none.
+    """
+    given: Any = streams
+    cure = "give datasets, in a list or in a dict by name"
+    if isinstance(given, IteratedDataset):  # it gives samples
+        raise ConfigError(f"streams={given!r} is no list: {cure}")
+    named: list[tuple[str | None, StreamSpec]]
+    is_named = isinstance(given, Mapping)
+    named = list(given.items()) if is_named else [(None, stream) for stream in list_of("streams", given, cure)]
+    if not named:
+        raise ConfigError(f"streams={given!r}: give at least one")
+    if wrong := [name for name, _ in named if not isinstance(name, str | None)]:
+        raise ConfigError(f"streams have the name {wrong[0]!r}, which is no text: states know streams by name")
+    return named
 
 
 def _open(stream: Stream, name: str | None, dst: str | os.PathLike[str] | None, shuffle_seed: int | None) -> StreamingDataset:

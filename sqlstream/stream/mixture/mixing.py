@@ -60,6 +60,12 @@ class StreamChange:
         return self.epoch, self.sample
 
 
+def check_named(weights: object) -> None:
+    """Raise ConfigError unless weights are given by name."""
+    if not isinstance(weights, Mapping):
+        raise ConfigError(f"weights={weights!r} are no dict: give a weight for each stream by its name")
+
+
 class Mixing:
     """The weights of a mixture.
 

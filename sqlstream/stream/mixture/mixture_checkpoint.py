@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from sqlstream.config import flag_of, is_word
 from sqlstream.errors import ConfigError, StateError
 from sqlstream.order import Tail
 from sqlstream.stream.mixture.mixture_plan import MixtureUnit
@@ -80,7 +81,7 @@ def load_mixture(
         ConfigError: `streams` is unknown.
     """
     state = StreamState.from_dict(saved)
-    if not strict:
+    if not flag_of("strict", strict):
         go_on_roughly(run.schedule, state)
         return
     if state.streams is None or state.mixture is None:
@@ -156,11 +157,11 @@ def have_same_weights(theirs: Sequence[Mapping[str, Any]], ours: Sequence[Mappin
 
 def restarted(names: Collection[str], streams: str | Mapping[str, str] | None, parts: Mapping[str, StreamPart]) -> set[str]:
     """Return the names of the streams that begin anew."""
-    if streams is None or streams == CONTINUE:
+    if streams is None or is_word(streams, CONTINUE):
         return set()
-    if isinstance(streams, str) or set(streams.values()) - {RESTART}:
+    if not isinstance(streams, Mapping) or not all(is_word(word, RESTART) for word in streams.values()):
         raise ConfigError(f"streams={streams!r} is unknown: give 'continue', or a dict such as {{'web': 'restart'}}")
-    unknown = sorted(set(streams) - set(names))
+    unknown = sorted(map(str, set(streams) - set(names)))
     if unknown:
         raise ConfigError(f"streams={streams!r} names {unknown}, this run has {sorted(names)}")
     return set(streams) & set(parts)

@@ -9,7 +9,7 @@ from enum import StrEnum
 from fractions import Fraction
 from typing import TypeAlias
 
-from sqlstream.config import check_at_least
+from sqlstream.config import check_at_least, list_of
 from sqlstream.errors import ConfigError
 from sqlstream.order import (
     ENDLESS,
@@ -25,7 +25,7 @@ from sqlstream.order import (
     whole_weights,
 )
 from sqlstream.order.streams.whole_weights import Number, exact
-from sqlstream.stream.mixture.mixing import MixtureRule, NamedWeights
+from sqlstream.stream.mixture.mixing import MixtureRule, NamedWeights, check_named
 
 Scheduled: TypeAlias = tuple[int, NamedWeights]
 """A step, and the weights from it on."""
@@ -220,12 +220,12 @@ def scheduled(weights: MixtureWeights, names: Sequence[str]) -> list[Scheduled]:
     """
     if isinstance(weights, Mapping):
         return [(0, _named(weights, names))]
-    items = list(weights)
+    items = list_of("weights", weights, "give a weight for each stream, in a list or by name")
     if not all(isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[1], Mapping) for item in items):
         if len(items) != len(names):
             raise ConfigError(f"weights={items} are {len(items)} for {len(names)} streams ({_list(names)}): give one for each")
-        return [(0, dict(zip(names, items, strict=True)))]  # type: ignore[arg-type]  # numbers, as whole_weights checks
-    steps: list[Scheduled] = [(step, _named(named, names)) for step, named in items]  # type: ignore[misc]  # checked above
+        return [(0, dict(zip(names, items, strict=True)))]
+    steps: list[Scheduled] = [(step, _named(named, names)) for step, named in items]
     steps = [(check_at_least("step of weights", step, 0), named) for step, named in steps]
     starts = [step for step, _ in steps]
     if starts[:1] != [0] or sorted(set(starts)) != starts:
@@ -260,6 +260,7 @@ def weight_ramp(start: int, stop: int, first: NamedWeights, last: NamedWeights) 
         >>> weight_ramp(0, 2, {"a": 1, "b": 1}, {"a": 3, "b": 1})
         [(0, {'a': 1, 'b': 1}), (1, {'a': 5, 'b': 3}), (2, {'a': 3, 'b': 1})]
     """
+    check_named(first)
     names = list(first)
     later = _named(last, names)
     changes = ramp(start, stop, [first[name] for name in names], [later[name] for name in names])
@@ -287,6 +288,7 @@ def _tokens(shares: Sequence[StreamShare]) -> tuple[list[int], list[int]]:
 
 
 def _named(weights: Mapping[str, Number], names: Sequence[str]) -> dict[str, Number]:
+    check_named(weights)
     unknown, missing = [name for name in weights if name not in names], [name for name in names if name not in weights]
     if unknown or missing:
         raise ConfigError(

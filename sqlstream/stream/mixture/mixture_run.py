@@ -238,14 +238,14 @@ class MixtureRun:
 
     def counts(self, step: int) -> dict[str, int]:
         """Return how many samples of each stream the whole job has taken before a step, and left out at ends of epochs."""
-        check_at_least("step", step, 0)
+        step = check_at_least("step", step, 0)
         self.check_settled()
         return self._counts_at(self.place_of(step))
 
     def steps(self, first: int, stop: int) -> Iterator[PlannedStep]:
         """Yield what the steps `[first, stop)` of the run take of each stream."""
-        check_at_least("step", first, 0)
-        check_at_least("stop", stop, first)
+        first = check_at_least("step", first, 0)
+        stop = check_at_least("stop", stop, first)
         self.check_settled()
         for step in range(first, stop):
             begin, schedule = self.place_of(step), self.schedule

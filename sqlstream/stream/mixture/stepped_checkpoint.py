@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from sqlstream.config import flag_of
 from sqlstream.errors import StateError
 from sqlstream.stream.mixture.mixing import held_from
 from sqlstream.stream.mixture.mixture_checkpoint import have_same_weights, part_of, restarted
@@ -66,7 +67,7 @@ def load_stepped(run: SteppedRun, saved: Mapping[str, Any], *, strict: bool, str
     try:
         _check(run, state, goes_on=is_changed, anew=anew)
     except StateError:
-        if strict:
+        if flag_of("strict", strict):
             raise
         logger.warning("the state is of another run: going on at its step %d, with streams and weights of this one", state.step)
         run.place = StepPlace(state.step)

@@ -161,7 +161,7 @@ class SteppedRun:
         Raises:
             ConfigError: The run went on with other streams after that step, so its weights are not known.
         """
-        check_at_least("step", step, 0)
+        step = check_at_least("step", step, 0)
         self.settle()
         first = self.order.schedule.first_step
         if step < first:
@@ -172,8 +172,9 @@ class SteppedRun:
 
     def planned_steps(self, first: int, stop: int) -> Iterator[PlannedStep]:
         """Yield what the steps `[first, stop)` of the run take of each stream."""
+        first = check_at_least("step", first, 0)
+        stop = check_at_least("stop", stop, first)
         before = self.counts(first)
-        check_at_least("stop", stop, first)
         for step in range(first, stop):
             after = self.counts(step + 1)
             given = {name: number - before[name] for name, number in after.items() if number > before[name]}

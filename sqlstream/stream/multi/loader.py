@@ -9,7 +9,7 @@ from typing import Any, Self, Unpack
 
 from torch.utils.data import DataLoader
 
-from sqlstream.config import DEFAULT_PREFETCH, SampleOptions, check_at_least, word_of
+from sqlstream.config import DEFAULT_PREFETCH, SampleOptions, check_at_least, flag_of, list_of, word_of
 from sqlstream.errors import ConfigError, UnknownLengthError
 from sqlstream.order import ScheduleType
 from sqlstream.stream.chain.global_rng import GeneratorLoan
@@ -100,7 +100,9 @@ class MultiStreamDataLoader:
         prefetch: int | None = None,
         **common_dataloader_kwargs: Unpack[LoaderArguments],
     ) -> None:
-        options = tuple(stream_opts)
+        options = tuple(list_of("stream_opts", stream_opts, "give StreamOptions.init_group([…])"))
+        if wrong := [one for one in options if not isinstance(one, StreamOptions)]:
+            raise ConfigError(f"stream_opts has {wrong[0]!r}, which is no StreamOptions: give StreamOptions.init_group([…])")
         names = [one.name for one in options]
         if not names:
             raise ConfigError("stream_opts is empty: give at least one stream")
@@ -151,7 +153,7 @@ class MultiStreamDataLoader:
             batch_size=None,
             names_streams=False,
         )
-        self._is_persistent = persistent_workers and self.num_workers > 0
+        self._is_persistent = flag_of("persistent_workers", persistent_workers) and self.num_workers > 0
         self._loader: DataLoader[Any] | None = None
         """Torch's loader, while its workers are kept; None: the next iteration makes one."""
         self._start = IterationStart()
@@ -391,7 +393,5 @@ def _ratios(options: Sequence[StreamOptions]) -> dict[str, float]:
 
 
 def _num_workers(given: int | Sequence[int]) -> int:
-    numbers = [given] if isinstance(given, int) else list(given)
-    for number in numbers:
-        check_at_least("num_workers", number, 0)
-    return sum(numbers)
+    numbers: Sequence[Any] = given if isinstance(given, list | tuple) else [given]
+    return sum(check_at_least("num_workers", number, 0) for number in numbers)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from sqlstream.config import check_at_least, word_of
+from sqlstream.config import check_at_least, flag_of, list_of, plain_number, word_of
 from sqlstream.distributed import read_world
 from sqlstream.errors import ConfigError
 from sqlstream.order import whole_weights
@@ -169,9 +169,8 @@ class StreamOptions:
             ConfigError: Ratios for some streams only, or that are none; names twice; groups that contradict the strategy;
                 batch sizes that do not divide.
         """
-        configs, strategy = list(raw_stream_configs), word_of("mixing_strategy", mixing_strategy, MixingStrategy)
-        if not configs:
-            raise ConfigError("stream configs are empty: give at least one")
+        strategy = word_of("mixing_strategy", mixing_strategy, MixingStrategy)
+        configs = _checked_configs(raw_stream_configs)
         groups, ratios = _groups(configs, strategy), _ratios(configs)
         names = [config.get("name") or f"stream_{index:03d}" for index, config in enumerate(configs)]
         check_names(names)
@@ -188,7 +187,7 @@ class StreamOptions:
                     ratio=ratio,
                     mixing_group_id=group,
                     dataloader_kwargs=dict(config.get("dataloader_kwargs") or {}),
-                    is_main=bool(config.get("is_main", False)),
+                    is_main=flag_of("is_main", config.get("is_main", False)),
                     is_batch_size_inferred=sizes["batch_size"] is None,
                     **info._asdict(),
                 )
@@ -215,8 +214,27 @@ class StreamOptions:
         return replace(self, is_batch_size_inferred=is_inferred, **info._asdict())
 
 
+def _checked_configs(given: object) -> list[Mapping[str, Any]]:
+    """Return configs of streams as a list.
+
+    Raises:
+        ConfigError: They are no list of dicts, or there is none; or what one has for its DataLoader is no dict.
+    """
+    configs = [given] if isinstance(given, Mapping) else list_of("stream configs", given, "give one of dicts")
+    if not configs:
+        raise ConfigError("stream configs are empty: give at least one")
+    for config in configs:
+        if config is given or not isinstance(config, Mapping):
+            raise ConfigError(f"stream configs={given!r} are no list of dicts: give [{{'name': 'web', 'batch_gpu': 2}}, …]")
+        if not isinstance(own := config.get("dataloader_kwargs"), Mapping | None):
+            raise ConfigError(f"dataloader_kwargs={own!r} are no dict: give arguments of the DataLoader by name")
+    return configs
+
+
 def check_names(names: Sequence[str]) -> None:
-    """Raise ConfigError if a name occurs twice."""
+    """Raise ConfigError if a name is no text, or occurs twice."""
+    if wrong := [name for name in names if not isinstance(name, str)]:
+        raise ConfigError(f"a stream has the name {wrong[0]!r}, which is no text: states know streams by name")
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigError(f"stream names {twice} occur twice: states know streams by name, give each its own")
@@ -250,7 +268,10 @@ def _groups(configs: Sequence[Mapping[str, Any]], strategy: MixingStrategy) -> l
     if strategy is MixingStrategy.CUSTOM:
         if None in given:
             raise ConfigError(f"mixing_group_id={given} with mixing_strategy='custom': give one to every stream")
-        return [int(group) for group in given if group is not None]
+        groups = [plain_number(group) for group in given]
+        if wrong := [group for group in groups if not isinstance(group, int)]:
+            raise ConfigError(f"mixing_group_id={wrong[0]!r} is no whole number: give streams that may meet the same one")
+        return groups
     if has_any and num_different != (len(given) if strategy is MixingStrategy.NO_MIXING else 1):
         raise ConfigError(
             f"mixing_group_id={given} contradicts mixing_strategy='{strategy}': leave it out, or give mixing_strategy='custom'"

@@ -17,7 +17,7 @@ from sqlstream.sample_types import DataSampleType
 from sqlstream.stream.dataset import StreamingDataset
 from sqlstream.stream.iterated import default_collate_of
 from sqlstream.stream.loader import StreamingDataLoader
-from sqlstream.stream.mixture.mixing import NamedWeights
+from sqlstream.stream.mixture.mixing import NamedWeights, check_named
 from sqlstream.stream.mixture.step_sizes import AskedBatches
 from sqlstream.stream.multi.batches import StreamCollate
 from sqlstream.stream.multi.options import StreamOptions
@@ -96,9 +96,11 @@ def whole_of_named(names: Sequence[str], precision: int, weights: NamedWeights) 
     Raises:
         ConfigError: They are not weights of all streams.
     """
+    check_named(weights)
     if set(weights) != set(names):
         raise ConfigError(
-            f"weights for {sorted(weights)}, but the streams are {sorted(names)}: name each of them, with 0 for one that pauses"
+            f"weights for {sorted(map(str, weights))}, but the streams are {sorted(names)}: name each of them, with 0 for one "
+            "that pauses"
         )
     given: list[Number] = [weights[name] for name in names]
     try:
@@ -113,6 +115,9 @@ def check_datasets(datasets: Sequence[StreamingDataset], options: Sequence[Strea
     Raises:
         ConfigError: It says it.
     """
+    given: object = datasets
+    if not isinstance(given, Sequence):
+        raise ConfigError(f"datasets={given!r} is no list: give a StreamingDataset for each stream")
     if len(datasets) != len(options):
         raise ConfigError(f"{len(datasets)} datasets and {len(options)} stream_opts: give one each")
     for dataset, own, weight in zip(datasets, options, weights, strict=True):

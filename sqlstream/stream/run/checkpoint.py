@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
+from sqlstream.config import flag_of
 from sqlstream.stream.run.positions import JobPosition, RunPosition
 from sqlstream.stream.run.schedule import Schedule
 from sqlstream.stream.run.state import StreamState
@@ -56,7 +57,7 @@ def load_state(schedule: Schedule, saved: Mapping[str, object], *, strict: bool)
         StateError: It is the state of another one.
     """
     state = StreamState.from_dict(saved)
-    if strict:
+    if flag_of("strict", strict):
         if state.rank_multiple is not None and state.shuffle_seed == schedule.identity.shuffle_seed:
             schedule.fit_ranks(state.rank_multiple)
         state.check(save_state(schedule, 0, by_content=state.content is not None))

@@ -14,6 +14,7 @@ from sqlstream.config import Buckets, Packs, check_at_least, flag_of
 from sqlstream.errors import ConfigError
 from sqlstream.index.weights import WeightsSpec
 from sqlstream.order import Tail
+from sqlstream.order.order import check_seed
 from sqlstream.world import World
 
 TORCH_PREFETCH_FACTOR = 2
@@ -70,7 +71,7 @@ class Layout:
             raise ConfigError(
                 f"world={given!r} is no World: give World(rank=…, world_size=…), or leave it out: ranks are found"
             )
-        check_at_least("replication", self.replication, 1)
+        object.__setattr__(self, "replication", check_at_least("replication", self.replication, 1))
 
     @property
     def whole(self) -> World:
@@ -143,10 +144,10 @@ class OrderOptions:
                 raise ConfigError(
                     f"shuffle_block_size={self.shuffle_block_size!r} is unknown: give a number of rows, 'auto' or None"
                 )
-            check_at_least("shuffle_window", self.shuffle_window, 1)
+            object.__setattr__(self, "shuffle_window", check_at_least("shuffle_window", self.shuffle_window, 1))
         elif self.shuffle_block_size is not None:
-            check_at_least("shuffle_block_size", self.shuffle_block_size, 1)
-            check_at_least("shuffle_window", self.shuffle_window, 1)
+            for name in ("shuffle_block_size", "shuffle_window"):
+                object.__setattr__(self, name, check_at_least(name, getattr(self, name), 1))
             if self.shuffle_seed is None:
                 raise ConfigError(
                     f"shuffle_block_size={self.shuffle_block_size} shuffles nothing without a seed: give shuffle_seed"
@@ -201,5 +202,7 @@ def _whole_seed(seed: int | None) -> int | None:
         return None
     if not isinstance(seed, bool):
         with contextlib.suppress(TypeError):
-            return operator.index(seed)
+            whole = operator.index(seed)
+            check_seed(None if whole == -1 else whole)
+            return whole
     raise ConfigError(f"shuffle_seed={seed!r} is no whole number: give None, -1 for a random seed, or 0 to 2**64 - 1")

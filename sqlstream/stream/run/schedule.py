@@ -365,7 +365,7 @@ class Schedule:
             StateError: Workers of a plain DataLoader iterate: they run ahead of the trainer, and cannot know what it has taken.
                 Or samples are packs that are made on the way, which are not what positions count.
         """
-        if num_samples and self.steps.gives_several:
+        if self.steps.gives_several and num_samples:
             raise StateError(
                 f"num_samples={num_samples}: packs of rows that are measured on the way are not counted by an order: use a "
                 "StreamingDataLoader, whose state_dict() knows what was delivered"
