@@ -136,11 +136,12 @@ def _copied(value: Any) -> Any:
         return value
 
 
-def mixed_kinds(groups: Sequence[Iterable[Any]]) -> str | None:
-    """Return what is wrong with values of one column of which Arrow would take some for others, at any depth.
+def mixed_kinds(groups: Sequence[Iterable[Any]], *, at_any_depth: bool = True) -> str | None:
+    """Return what is wrong with values of one column of which Arrow would take some for others.
 
     Args:
         groups: The values; each group can be iterated several times.
+        at_any_depth: Compare what is within lists and dicts, too; else the values alone.
 
     Returns:
         What the values are, and the cure, to stand behind the column's name; None: nothing is wrong.
@@ -157,7 +158,7 @@ def mixed_kinds(groups: Sequence[Iterable[Any]]) -> str | None:
         return "has masked arrays, whose masks Arrow drops: give array.tolist(), which has None there"
     if len(found) > 1:
         return f"has values of several types ({' and '.join(sorted(found))}): give it one type"
-    return _mixed_within(groups, types)
+    return _mixed_within(groups, types) if at_any_depth else None
 
 
 def _moment(value: dt.date | dt.time) -> str:

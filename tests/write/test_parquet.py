@@ -161,6 +161,12 @@ def test_a_later_row_group_is_never_cut_to_the_types_of_the_first(first: object,
         (pa.uint64(), 0.5),
         (pa.float64(), 2**53 + 1),
         (pa.string(), b"a"),
+        (pa.list_(pa.string()), [b"a"]),
+        (pa.struct([("a", pa.binary())]), {"a": "a"}),
+        (pa.map_(pa.string(), pa.int64()), [("a", 0.5)]),
+        (pa.map_(pa.string(), pa.date32()), [("a", NAIVE)]),
+        (pa.list_(pa.uint64()), [np.float32(0.5)]),
+        (pa.list_(pa.list_(pa.float64())), [np.ma.array([1.0, 2.0], mask=[False, True])]),
         (pa.string(), "\ud800"),
         (pa.int64(), 2**64),
     ],
@@ -187,6 +193,17 @@ def test_values_that_a_schema_holds_are_written_as_they_are(tmp_path: Path) -> N
     strict = pa.schema([pa.field("x", pa.int64(), nullable=False)])
     with pytest.raises(EncodeError, match="not nullable"), ParquetWriter(tmp_path / "strict", schema=strict) as writer:
         writer.write({"x": None})
+
+
+def test_large_integers_and_maps_may_be_within_anything(tmp_path: Path) -> None:
+    large, pairs = pa.struct([("n", pa.uint64()), ("day", pa.date32())]), pa.map_(pa.string(), pa.binary())
+    row = {"large": {"n": 2**64 - 1, "day": DAY}, "pairs": [("a", b"b")], "both": [{"pairs": [("a", b"b")]}]}
+    schema = pa.schema([("large", large), ("pairs", pairs), ("both", pa.list_(pa.struct([("pairs", pairs)])))])
+    with ParquetWriter(tmp_path / "schema", schema=schema) as writer:
+        writer.write(row)
+    with ParquetWriter(tmp_path / "types", types={field.name: field.type for field in schema}) as writer:
+        writer.write(row)
+    assert [pq.read_table(tmp_path / place).to_pylist() for place in ("schema", "types")] == [[row], [row]]
 
 
 @pytest.mark.parametrize("has_schema", [True, False])

@@ -10,6 +10,7 @@ import base64
 import io
 import json
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -105,9 +106,6 @@ class ParquetFormat:
             EncodeError: A value does not fit its column.
         """
         columns = {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
-        for name, values in columns.items():
-            if wrong := mixed_kinds([values]):
-                raise EncodeError(f"column {name!r} {wrong}")
         try:
             if self.schema is None:
                 self.schema = self._with_media(pa.schema([self._field(name, values) for name, values in columns.items()]))
@@ -120,23 +118,18 @@ class ParquetFormat:
             raise EncodeError(f"rows do not fit the schema that the first ones have: {error}: give a schema") from error
 
     def _field(self, name: str, values: Sequence[Any]) -> pa.Field[Any]:
-        return pa.field(name, self._types[name] if name in self._types else arrow_array(values).type)
+        if name in self._types:
+            return pa.field(name, self._types[name])
+        if wrong := mixed_kinds([values]):
+            raise EncodeError(f"column {name!r} {wrong}")
+        return pa.field(name, arrow_array(values).type)
 
     def _array(self, field: pa.Field[Any], values: Sequence[Any]) -> Any:
         array = arrow_array(values, field.type)
         if array.null_count and not field.nullable:
             raise EncodeError(f"column {field.name!r} has no value in a row, and its field is not nullable")
-        types = set(map(type, values))
-        if (_is_bytes(field.type) and str in types) or (pa.types.is_string(field.type) and bytes in types):
-            raise EncodeError(f"column {field.name!r} is of {field.type}, and has text and bytes: give it one type")
-        if field.type == pa.uint64() and float in types:  # Arrow infers no type for the largest of them
-            pa.array([value for value in values if type(value) is float]).cast(field.type)
-        if (
-            field.name not in self._media
-            and _may_be_cut(field.type)
-            and (wrong := _difference(arrow_array(values), field.type))
-        ):
-            raise EncodeError(f"column {field.name!r}: {wrong}, in the schema that the first rows have: give a schema")
+        if wrong := _difference(values, field.type):
+            raise EncodeError(f"column {field.name!r} {wrong}")
         return array
 
     def _with_media(self, schema: pa.Schema) -> pa.Schema:
@@ -240,36 +233,46 @@ def _leaves(path: str, kind: Any) -> list[tuple[str, Any]]:
     return [(path, kind)]
 
 
-def _may_be_cut(kind: Any) -> bool:
-    """Return whether Arrow makes values of a type out of others that say more: floats, moments, larger dicts."""
-    if pa.types.is_map(kind):
-        return False  # Arrow infers none, so there is nothing to compare with
-    is_one = pa.types.is_temporal(kind) or pa.types.is_struct(kind) or (pa.types.is_integer(kind) and kind != pa.uint64())
-    return is_one or any(_may_be_cut(kind.field(at).type) for at in range(kind.num_fields))
+def _difference(values: Sequence[Any], kind: Any) -> str | None:
+    """Return in which way values that Arrow takes for those of `kind` are others, to stand behind a column's name, or None.
 
-
-def _difference(found: Any, kind: Any) -> str | None:
-    """Return in which way values of the type that Arrow finds are none of `kind`, though it takes them for such, or None.
+    They are compared leaf by leaf: Arrow infers no type for maps and for the largest integers, and so none for what holds them.
 
     Raises:
         pyarrow.ArrowInvalid: Numbers or moments have more digits than `kind` holds.
     """
-    if pa.types.is_struct(found.type) and pa.types.is_struct(kind):
+    present = [value for value in values if value is not None]
+    if wrong := mixed_kinds([present], at_any_depth=False):
+        return wrong
+    if pa.types.is_struct(kind):
+        if others := [value for value in present if not isinstance(value, Mapping)]:
+            return f"has a value of type {type(others[0]).__name__} for {kind}: give a dict"
         fields = {field.name: field.type for field in kind}
-        if more := [field.name for field in found.type if field.name not in fields]:
-            return f"a dict has {more[0]!r}, which is no field"
-        pairs = [(found.field(field.name), fields[field.name]) for field in found.type]
-    elif hasattr(found, "flatten") and found.type.num_fields == kind.num_fields == 1:  # lists
-        pairs = [(found.flatten(), kind.field(0).type)]
+        if more := dict.fromkeys(chain.from_iterable(present)).keys() - fields.keys():
+            return f"has a dict with {min(map(str, more))!r}, which is no field in {kind}: give a schema"
+        parts = [([value.get(name) for value in present], field) for name, field in fields.items()]
+    elif pa.types.is_map(kind):
+        pairs = [pair for value in present for pair in (value.items() if isinstance(value, Mapping) else value)]
+        parts = [([pair[0] for pair in pairs], kind.key_type), ([pair[1] for pair in pairs], kind.item_type)]
+    elif kind.num_fields:  # lists
+        parts = [(list(chain.from_iterable(present)), kind.field(0).type)]
     else:
-        pairs = []
-        if pa.types.is_null(found.type):
-            return None
-        if pa.types.is_temporal(kind) and _temporal(found.type) != _temporal(kind):
-            return f"values of {found.type} are none of {kind}"
-        if pa.types.is_temporal(kind) or pa.types.is_integer(kind):
-            found.cast(kind)
-    return next((wrong for one, other in pairs if (wrong := _difference(one, other))), None)
+        return _leaf_difference(present, kind)
+    return next((found for part, field in parts if (found := _difference(part, field))), None)
+
+
+def _leaf_difference(values: Sequence[Any], kind: Any) -> str | None:
+    types = set(map(type, values))
+    if _is_bytes(kind) if str in types else _is_text(kind) and bytes in types:
+        return f"is of {kind}, and has {'text' if str in types else 'bytes'}: give it one type"
+    if pa.types.is_temporal(kind) or pa.types.is_integer(kind):
+        if kind == pa.uint64():  # Arrow does not infer it
+            values = [value for value in values if isinstance(value, float | np.floating)]
+        found = arrow_array(values)
+        if values and pa.types.is_temporal(kind) and _temporal(found.type) != _temporal(kind):
+            return f"has values of {found.type}, which are none of {kind}: give a schema"
+        found.cast(kind)
+    return None
 
 
 def _temporal(kind: Any) -> tuple[bool, ...]:
@@ -280,6 +283,10 @@ def _temporal(kind: Any) -> tuple[bool, ...]:
 
 def _is_bytes(kind: Any) -> bool:
     return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+
+
+def _is_text(kind: Any) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
 
 
 def _file(name: str, feature: str, value: Any) -> dict[str, Any] | None:
