@@ -24,6 +24,7 @@ from PIL import Image
 
 from sqlstream import StreamingDataset
 from sqlstream.cli.main import main
+from sqlstream.write import MdsWriter
 from tests.goldens import FIXTURES, expected
 
 
@@ -161,6 +162,31 @@ def test_parquet_has_the_types_of_the_source_whatever_its_first_rows_hold(
     table = pq.read_table(tmp_path / "some")
     assert (table.schema.field("n").type, table["file"].to_pylist()) == (pa.int16(), [b"a file"] * 5)
     assert table["content"].to_pylist()[4] == {"bytes": b"x" * 9, "path": None}
+
+
+def test_values_of_json_have_one_type_in_all_parts_of_parquet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    meta: list[Any] = [None, None, {"a": 1, "tags": []}, None, {"a": 2.5, "tags": ["x"], "b": {"c": True}}, None]
+    lines = [json.dumps({"n": n, "meta": meta[n], "other": None if n else 5, "never": None}) for n in range(6)]
+    (tmp_path / "t.jsonl").write_text("\n".join(lines))
+    for part in ("0/3", "1/3", "2/3"):
+        code, text = write(capsys, tmp_path / "t.jsonl", tmp_path / "out", "--format", "parquet", "--part", part)
+        assert code == 0, text
+    found = [None, None, {"a": 1.0, "tags": [], "b": None}, None, meta[4], None]
+    assert pq.read_table(tmp_path / "out").column("meta").to_pylist() == found
+    assert len({pq.read_schema(path) for path in (tmp_path / "out").glob("*/*.parquet")}) == 1
+    (tmp_path / "mixed.jsonl").write_text('{"meta": [1]}\n{"meta": ["a"]}')
+    code, text = write(capsys, tmp_path / "mixed.jsonl", tmp_path / "mixed", "--format", "parquet")
+    assert (code, "column 'meta' has values of" in text) == (2, True)
+
+
+def test_decimals_json_and_large_integers_of_mds_become_parquet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"price": Decimal("1.50"), "meta": {"a": [1]}, "hash": 2**64 - 1, "text": "a"}
+    columns = {"price": "str_decimal", "meta": "json", "hash": "uint64", "text": "str"}
+    with MdsWriter(tmp_path / "mds", columns) as writer:
+        writer.write(row)
+    code, text = write(capsys, tmp_path / "mds", tmp_path / "out", "--format", "parquet")
+    assert code == 0, text
+    assert pq.read_table(tmp_path / "out").to_pylist() == [row]
 
 
 def test_parts_that_the_first_samples_lack_are_columns_of_parquet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

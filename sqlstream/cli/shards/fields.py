@@ -15,14 +15,19 @@ import numpy as np
 import pyarrow as pa
 
 from sqlstream.errors import ConfigError, EncodeError
+from sqlstream.index.file.index import Index
+from sqlstream.index.sources.places.python_rows import refuse_conflicts
 from sqlstream.index.types import values
 from sqlstream.index.types.models import Column
+from sqlstream.python_values import arrow_array
 from sqlstream.storage.base import urls
 
 _FIELD = re.compile(r"(?P<column>[^=:]+)(?:=(?P<name>[^=:]+))?(?::(?P<encoding>.+))?")
 _MAGIC = ((b"\xff\xd8\xff", "jpg"), (b"\x89PNG\r\n", "png"), (b"GIF8", "gif"), (b"fLaC", "flac"), (b"OggS", "ogg"))
 _TIMES = (dt.date, dt.time, dt.timedelta, np.datetime64, np.timedelta64, uuid.UUID)
 """What MDS and JSON have as text, which is that of `sqlstream index export`."""
+_ROWS = 8192
+"""Rows whose values are in memory as their types are told: as of rows of a program."""
 _OF_JSON = frozenset((str, int, float, bool, type(None)))
 _ENCODINGS: tuple[tuple[type, str], ...] = (
     (bool, "uint8"),
@@ -127,10 +132,14 @@ class Rows:
         given = {field.name or field.column: field.encoding for field in self._fields}
         return {name: given.get(name) or _encoding(name, value) for name, value in row.items()}
 
-    def types(self, columns: Sequence[Column]) -> dict[str, pa.DataType]:
+    def types(self, index: Index) -> dict[str, pa.DataType]:
         """Return the types that Parquet has for columns of an index; those whose values have no one type are left out."""
-        found = {column.name: self._type(column, columns) for column in columns}
-        fields = self._fields or [Field(name, None, None) for name in found]
+        fields = self._fields or [Field(column.name, None, None) for column in index.columns]
+        wanted = {field.column for field in fields}
+        columns = [column for column in index.columns if column.name in wanted]
+        found = {column.name: self._type(column, index.columns) for column in columns}
+        untold = [column for column in columns if found[column.name] is None and not column.is_in_place]
+        found |= _types_of_values(index, untold)
         types = {field.name or field.column: found.get(field.column) for field in fields}
         return {name: kind for name, kind in types.items() if kind is not None}
 
@@ -139,10 +148,26 @@ class Rows:
         kind = column.field.type
         if column.name in self._paths or column.is_member:
             return pa.binary()
-        if column.is_in_place and (pa.types.is_binary(kind) or pa.types.is_struct(kind)):
-            are_shards = any(other.name == "__shard__" for other in columns)  # whose values may be images and arrays
-            return None if are_shards else pa.binary()
+        if column.is_in_place:
+            are_shards = any(other.name == "__shard__" for other in columns)  # whose values have types of their own
+            is_content = pa.types.is_binary(kind) or pa.types.is_struct(kind)
+            return None if are_shards else pa.binary() if is_content else kind
         return None if values.encoding(column.field) else kind
+
+
+def _types_of_values(index: Index, columns: Sequence[Column]) -> dict[str, pa.DataType]:
+    """Return the types that hold the values of columns in all selected rows, so that each part of a writing has them."""
+    schema = pa.schema([pa.field(column.name, pa.null()) for column in columns])
+    for start in range(0, len(index) if columns else 0, _ROWS):
+        rows = index.rows(index.row_ids(np.arange(start, min(start + _ROWS, len(index)))).tolist())
+        for name in schema.names:
+            try:
+                some = pa.schema([pa.field(name, arrow_array([row[name] for row in rows]).type)])
+                refuse_conflicts(schema, some)
+                schema = pa.unify_schemas([schema, some], promote_options="permissive")
+            except (pa.ArrowException, UnicodeError, OverflowError):  # the writer says which values are of which types
+                schema = schema.remove(schema.get_field_index(name))
+    return {field.name: field.type for field in schema}
 
 
 def _encoding(name: str, value: Any) -> str:

@@ -321,7 +321,7 @@ def _row_writer(
     sizes = {} if options.size_limit is None else {"size_limit": options.size_limit}
     given = {field.name or field.column: field.encoding for field in fields if field.encoding}
     if options.format == "parquet":
-        types = {} if is_made else rows.types(dataset.index.columns)
+        types = {} if is_made else rows.types(dataset.index)
         return ParquetWriter(options.out, media=given, types=types, **sizes, options=write_options)
     dataset.set_progress(0, 0)
     first = next((one for sample in dataset for one in (_made(sample) if is_made else _as_it_is(sample))), None)

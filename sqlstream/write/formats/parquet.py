@@ -7,9 +7,10 @@ request; other columns are. Row groups are bounded by their bytes, since a reade
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -33,6 +34,7 @@ _FILE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 _PNG_MODES = frozenset(("1", "L", "LA", "P", "RGB", "RGBA", "I;16"))
 _GROUP_ROWS = 1 << 16
 """Most rows of a group: their values are in memory as Python objects."""
+_MOST_SIGNED = (1 << 63) - 1
 _VALUE_BYTES = 8
 """What a value counts that is no text and no bytes."""
 
@@ -106,29 +108,31 @@ class ParquetFormat:
             EncodeError: A value does not fit its column.
         """
         columns = {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
-        try:
-            if self.schema is None:
-                self.schema = self._with_media(pa.schema([self._field(name, values) for name, values in columns.items()]))
-                empty = [field.name for field in self.schema if pa.types.is_null(field.type)]
-                if empty := [name for name in empty if name not in self._types]:
-                    raise EncodeError(f"column {empty[0]!r} has no value in the first {len(rows)} rows: give a schema")
-            arrays = [self._array(field, columns.get(field.name) or [None] * len(rows)) for field in self.schema]
-            return pa.Table.from_arrays(arrays, schema=self.schema)
-        except (pa.ArrowException, UnicodeError, OverflowError) as error:
-            raise EncodeError(f"rows do not fit the schema that the first ones have: {error}: give a schema") from error
+        if self.schema is None:
+            self.schema = self._with_media(pa.schema([self._field(name, values) for name, values in columns.items()]))
+            empty = [field.name for field in self.schema if pa.types.is_null(field.type)]
+            if empty := [name for name in empty if name not in self._types]:
+                raise EncodeError(f"column {empty[0]!r} has no value in the first {len(rows)} rows: give a schema")
+        arrays = [self._array(field, columns.get(field.name) or [None] * len(rows)) for field in self.schema]
+        return pa.Table.from_arrays(arrays, schema=self.schema)
 
     def _field(self, name: str, values: Sequence[Any]) -> pa.Field[Any]:
         if name in self._types:
             return pa.field(name, self._types[name])
         if wrong := mixed_kinds([values]):
             raise EncodeError(f"column {name!r} {wrong}")
-        return pa.field(name, arrow_array(values).type)
+        if set(map(type, values)) <= {int, type(None)} and max(filter(None, values), default=0) > _MOST_SIGNED:
+            return pa.field(name, pa.uint64())  # which Arrow does not infer
+        with _named(name, "values of no one type"):
+            return pa.field(name, arrow_array(values).type)
 
     def _array(self, field: pa.Field[Any], values: Sequence[Any]) -> Any:
-        array = arrow_array(values, field.type)
+        with _named(field.name, f"values that are none of {field.type}"):
+            array = arrow_array(values, field.type)
+            wrong = _difference(values, field.type)
         if array.null_count and not field.nullable:
             raise EncodeError(f"column {field.name!r} has no value in a row, and its field is not nullable")
-        if wrong := _difference(values, field.type):
+        if wrong:
             raise EncodeError(f"column {field.name!r} {wrong}")
         return array
 
@@ -231,6 +235,15 @@ def _leaves(path: str, kind: Any) -> list[tuple[str, Any]]:
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         return _leaves(f"{path}.list.element", kind.value_type)
     return [(path, kind)]
+
+
+@contextlib.contextmanager
+def _named(name: str, problem: str) -> Iterator[None]:
+    """Raise an EncodeError that names the column where Arrow does not take its values."""
+    try:
+        yield
+    except (pa.ArrowException, UnicodeError, OverflowError) as error:
+        raise EncodeError(f"column {name!r} has {problem} ({error}): give a schema") from error
 
 
 def _difference(values: Sequence[Any], kind: Any) -> str | None:
