@@ -274,3 +274,18 @@ def test_text_beside_bytes_in_a_column_of_sqlite_is_an_error(tmp_path: Path) -> 
         build(tmp_path, f"sqlite:///{tmp_path}/t.db", sql_query="SELECT a FROM t")
     index = build(tmp_path, f"sqlite:///{tmp_path}/t.db", sql_query='SELECT CAST("a" AS BLOB) AS "a" FROM t')
     assert [row["a"] for row in all_rows(index)] == [b"x", b"\xff"]
+
+
+def test_a_module_that_a_driver_needs_for_values_is_named(tmp_path: Path) -> None:
+    def fail(*_: object) -> None:  # as DuckDB's driver does, which is not among the packages of the tests
+        raise sqlalchemy.exc.ProgrammingError(
+            "", None, Exception("Invalid Input Error: Required module 'pytz' failed to import")
+        )
+
+    sqlite3.connect(tmp_path / "some.db").close()
+    sqlalchemy.event.listen(sqlalchemy.Engine, "before_cursor_execute", fail)
+    try:
+        with pytest.raises(MissingDependencyError, match=r"needs pytz .*: pip install pytz$"):
+            build(tmp_path, f"sqlite:///{tmp_path}/some.db", sql_query="SELECT 1 AS n")
+    finally:
+        sqlalchemy.event.remove(sqlalchemy.Engine, "before_cursor_execute", fail)

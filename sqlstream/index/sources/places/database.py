@@ -52,6 +52,8 @@ _FAILURES = frozenset(
     """.split()
 )
 """Classes of what drivers raise; ADBC raises Arrow's and the system's for an error that comes after the first rows."""
+_NEEDED_MODULE = re.compile(r"Required module '(\w+)' failed to import")
+"""What DuckDB says where its Python client has no pytz for times with a zone, as of a wrong query, with a traceback."""
 _ROWS_AT_A_TIME = 8192
 _EARLIEST = {"date32[day]": -2_440_588, "timestamp[us]": -2_440_588 * 86_400_000_000}
 """The first day of PostgreSQL, in days since 1970; its first moment, in microseconds."""
@@ -319,6 +321,10 @@ def _errors(url: str, query: str) -> Iterator[None]:
         if "NoSuchModuleError" in kinds:
             raise _missing(url, error) from error
         text = urls.redact_text(" ".join(str(getattr(error, "orig", None) or error).split()))[:300]
+        if module := _NEEDED_MODULE.search(text):
+            raise MissingDependencyError(
+                f"{name} needs {module[1]} for values of the query, which is not installed: pip install {module[1]}"
+            ) from error
         if "ProgrammingError" in kinds or "BadRequest" in kinds:
             raise QueryError(f"{name} refuses the query {' '.join(query.split())[:300]!r}: {text}", query=query) from error
         if kinds & _FAILURES:
