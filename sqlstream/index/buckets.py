@@ -28,6 +28,7 @@ from sqlstream.index.file.intact import is_there
 from sqlstream.index.file.workplace import Workplace, build_once, workplace
 from sqlstream.index.sorted_rows import LAYOUT_VERSION, SortedRows, checked_ids, numbers_by_id, selected, write_sorted_rows
 from sqlstream.index.sql.expressions import rows_of, several_expressions
+from sqlstream.index.sql.functions import changes
 from sqlstream.index.sql.sandbox import Sandbox
 from sqlstream.index.types.models import FORMAT_VERSION, ROW, fingerprint, quote
 from sqlstream.index.types.values import unsigned_back
@@ -172,7 +173,7 @@ def open_buckets(
         "max_crop": buckets.max_crop,
         "unknown": buckets.unknown,
     }
-    key = fingerprint({**parts, "index": index.queried, "layout": LAYOUT_VERSION})
+    key = fingerprint({**parts, "index": index.queried, "layout": LAYOUT_VERSION, **changes(buckets.by, index.engine)})
     path = directory / f"{key}.buckets.npy"
 
     def build(place: Workplace) -> Path:
@@ -254,7 +255,7 @@ def _distinct(index: Index, buckets: Buckets, directory: Path, tuning: BucketTun
     Raises:
         ConfigError: There are too many for a function.
     """
-    key = fingerprint({"distinct": buckets.by, "index": index.queried})
+    key = fingerprint({"distinct": buckets.by, "index": index.queried, **changes(buckets.by, index.engine)})
     with (
         workplace(directory, key, is_brief=True) as place,
         contextlib.closing(_sandbox(index, buckets, place.temporary("duckdb"), is_distinct=True)) as sandbox,

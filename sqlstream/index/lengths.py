@@ -25,6 +25,7 @@ from sqlstream.index.file.intact import is_there
 from sqlstream.index.file.workplace import Workplace, build_once
 from sqlstream.index.sorted_rows import LAYOUT_VERSION, SortedRows, checked_ids, numbers_by_id, selected, write_sorted_rows
 from sqlstream.index.sql.expressions import one_expression, rows_of
+from sqlstream.index.sql.functions import changes
 from sqlstream.index.sql.sandbox import Sandbox
 from sqlstream.index.types.models import FORMAT_VERSION, ROW, fingerprint, quote
 from sqlstream.index.types.values import columns_of, numbers_of
@@ -83,7 +84,7 @@ def open_lengths(
         ConfigError: A row has no length, or there are too many lengths.
     """
     parts = {"format": FORMAT_VERSION, "version": LENGTHS_VERSION, "length": length}
-    key = fingerprint({**parts, "index": index.queried, "layout": LAYOUT_VERSION})
+    key = fingerprint({**parts, "index": index.queried, "layout": LAYOUT_VERSION, **changes(length, index.engine)})
     path = directory / f"{key}.lengths.npy"
 
     def build(place: Workplace) -> Path:

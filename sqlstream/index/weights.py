@@ -27,6 +27,7 @@ from sqlstream.index.file.npy import finish_npy, load_npy, write_header
 from sqlstream.index.file.workplace import Workplace, build_once
 from sqlstream.index.sorted_rows import checked_ids
 from sqlstream.index.sql.expressions import one_expression, rows_of
+from sqlstream.index.sql.functions import changes
 from sqlstream.index.sql.sandbox import Sandbox
 from sqlstream.index.types.models import FORMAT_VERSION, ROW, fingerprint, quote
 from sqlstream.index.types.values import columns_of, numbers_of
@@ -95,6 +96,8 @@ def open_weights(
     what: object = spec if array is None else blake2b(array.tobytes(), digest_size=16).hexdigest()
     parts = {"format": FORMAT_VERSION, "version": WEIGHTS_VERSION, "weights": what}
     order = {} if sequence is None else {"sequence": sequence.digest}
+    if isinstance(spec, str):
+        order |= changes(spec, index.engine)
     key = fingerprint({**parts, "index": index.queried, **order})
     path, num_rows = directory / f"{key}.weights.npy", len(index) if sequence is None else sequence.num_rows
 

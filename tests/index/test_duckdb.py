@@ -79,6 +79,7 @@ SAME = [
     "parse_dirpath('c.tar.gz')",
     "len(text)",
     "len(tags)",
+    "len('[' || text || ']')",
     "array_length(tags)",
     "list_contains(tags, 'dog')",
     "regexp_matches(text, 'o+')",
@@ -101,6 +102,9 @@ SAME = [
     "epoch(moment)",
     "n / 8",
     "n // 3",
+    "mod(9223372036854775807 - n, 10)",
+    "mod(-9223372036854775807 + n, 10)",
+    "mod(n / 8, 0.3)",
 ]
 
 
@@ -120,6 +124,16 @@ def test_a_text_is_not_filled_without_end_or_from_nothing(path: Path, tmp_path: 
     for call, why in (("lpad('a', 1000000000, 'b')", "at most, not to"), ("rpad('a', 2, '')", "nothing to fill with")):
         with pytest.raises(QueryError, match=why):
             run_query(index, f"SELECT {call} FROM dataframe")
+
+
+def test_mod_of_integers_is_that_of_the_operator(path: Path, tmp_path: Path) -> None:
+    index = build(tmp_path, path)
+    by_function, by_operator = (
+        run_query(index, f"SELECT {rest} FROM dataframe")[1] for rest in ("mod(hash(index, 1), 7)", "hash(index, 1) % 7")
+    )
+    assert by_function == by_operator
+    odd = "mod(n, 0), mod(NULL, 2), mod('7', 2), mod('a', 2), mod(x'01', 2)"
+    assert run_query(index, f"SELECT {odd} FROM dataframe LIMIT 1")[1] == [(None, None, 1.0, None, None)]
 
 
 def test_duckdb_takes_text_in_double_quotes_for_a_column_too(path: Path, tmp_path: Path) -> None:

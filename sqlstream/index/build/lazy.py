@@ -26,6 +26,7 @@ from sqlstream.index.file.index import Index
 from sqlstream.index.file.kept import KeptRows
 from sqlstream.index.file.workplace import workplace
 from sqlstream.index.file.writer import IndexWriter
+from sqlstream.index.sql.functions import changes
 from sqlstream.index.sql.sandbox import Sandbox, SharedProcess
 from sqlstream.index.types.content import Content, named_query
 from sqlstream.index.types.models import ROW, Column, Decode, fingerprint
@@ -323,7 +324,12 @@ class LazyIndex(Index):
     @property
     def kept_path(self) -> Path:
         """Where that is."""
-        return self.path.parent / f"{fingerprint({'lazy': self.path.stem, 'condition': self.condition})}.kept"
+        parts: dict[str, object] = {
+            "lazy": self.path.stem,
+            "condition": self.condition,
+            **changes(self.condition or "", "sqlite"),
+        }
+        return self.path.parent / f"{fingerprint(parts)}.kept"
 
     def check_condition(self) -> set[str]:
         """Return the columns that the condition reads.

@@ -27,6 +27,7 @@ from sqlstream.index.file.workplace import Workplace, build_once
 from sqlstream.index.file.writer import IndexWriter
 from sqlstream.index.named.find import chained_columns
 from sqlstream.index.sql.dialect import has_word, shortened
+from sqlstream.index.sql.functions import changes
 from sqlstream.index.sql.sandbox import Sandbox
 from sqlstream.index.sql.syntax_trees import given_names, keeps_rows, renamed_columns
 from sqlstream.index.types.models import ANY, FORMAT_VERSION, ROW, Column, SelectionInfo, fingerprint
@@ -129,6 +130,7 @@ class _Filter:
                 "download": sorted(options.columns_to_download),
                 "allow_missing": options.allow_missing_columns,
                 "engine": options.sql_engine,
+                **changes(self.query, options.sql_engine),
             }
         )
         self._shown = f"the query {shortened(self.query)!r}"

@@ -1,6 +1,6 @@
 """Functions that DuckDB has and SQLite lacks, for filters that were written for `sds`. Pure; NULL in gives NULL out.
 
-- in place of SQLite's own, which know the letters of ASCII only: `lower` `upper`
+- in place of SQLite's own: `lower` `upper`, which know the letters of ASCII only, and `mod`, which makes floats of integers
 
 - text: `contains` `starts_with` `prefix` `ends_with` `suffix` `left` `right` `reverse` `split_part` `concat` `concat_ws`
   `strlen` `md5`
@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import hashlib
 import json
@@ -176,9 +177,25 @@ def _items(value: str) -> list[Any]:
 
 
 def _length(value: Any) -> int:
-    """Return the length of a list, else of the text."""
+    """Return the length of a list, else of the text, which may stand in brackets as one does: `[Music]`."""
     text = str(value)
-    return len(_items(text)) if text.startswith("[") and text.endswith("]") else len(text)
+    if text.startswith("[") and text.endswith("]"):
+        with contextlib.suppress(ValueError):
+            return len(_items(text))
+    return len(text)
+
+
+def _remainder(number: Any, divisor: Any) -> int | float | None:
+    """Return what is left of a number, with its sign: of integers exactly, as `%` does; NULL of a division by zero."""
+    if isinstance(number, int) and isinstance(divisor, int):
+        rest = abs(number) % abs(divisor) if divisor else None
+        return rest if rest is None or number >= 0 else -rest
+    if isinstance(number, bytes) or isinstance(divisor, bytes):
+        return None
+    try:
+        return math.fmod(float(number), float(divisor))
+    except ValueError:  # by zero, of infinity, or of a text that is no number
+        return None
 
 
 def _moment(value: str) -> dt.datetime:
@@ -243,6 +260,7 @@ SCALARS: dict[str, Callable[..., object]] = {
     "list_contains": _strict(lambda value, item: int(item in _items(value))),
     "array_contains": _strict(lambda value, item: int(item in _items(value))),
     "list_has": _strict(lambda value, item: int(item in _items(value))),
+    "mod": _strict(_remainder),
     "greatest": _extreme(max),
     "least": _extreme(min),
     "isnan": lambda value: int(value is None),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Callable
 from hashlib import blake2b
@@ -60,6 +61,20 @@ def is_bounded(function: str) -> bool:
     return function.lower() in _BOUNDED
 
 
+def changes(sql: str, engine: str) -> dict[str, str]:
+    """Return what a name of a result that is kept needs beside its SQL: functions that had other values in earlier versions.
+
+    Args:
+        sql: The query or expression.
+        engine: What runs it, "sqlite" or "duckdb".
+
+    Example:
+        >>> changes("mod(hash(key, 1), 10) = 0", "sqlite"), changes("score > 1", "sqlite")
+        ({'mod': 'exact'}, {})
+    """
+    return {"mod": "exact"} if engine == "sqlite" and _MOD.search(sql) else {}
+
+
 def register(connection: sqlite3.Connection, report: Callable[[Exception], None]) -> None:
     """Give `connection` our functions.
 
@@ -109,7 +124,8 @@ def _reporting(name: str, function: Callable[..., object], report: Callable[[Exc
     return call
 
 
+_MOD = re.compile(r"\bmod\s*\(", re.IGNORECASE)
 _SCALARS: dict[str, Callable[..., object]] = {"hash": hash_value, "random_uniform": random_uniform, "regexp": regexp}
-_NUM_ARGUMENTS = {"match": 2, "regexp": 2, "lower": 1, "upper": 1}
+_NUM_ARGUMENTS = {"match": 2, "mod": 2, "regexp": 2, "lower": 1, "upper": 1}
 """Of functions that SQLite has itself: its own one of two arguments wins over ours of any number."""
 _OURS = frozenset({*_SCALARS, *duckdb_compat.SCALARS, *duckdb_compat.AGGREGATES})

@@ -22,6 +22,7 @@ from sqlstream.index.file.connection import damaged
 from sqlstream.index.file.found import FoundChunks, FoundRows
 from sqlstream.index.sources.shards.layout import PartsAreValues
 from sqlstream.index.sources.shards.samples import SAMPLE
+from sqlstream.index.sql.functions import changes
 from sqlstream.index.types.models import Column, fingerprint
 from sqlstream.order.permute import Int64Array
 from sqlstream.storage.base import urls
@@ -184,7 +185,8 @@ class LazyShardIndex(LazyIndex):
     @property
     def kept_path(self) -> Path:
         """Where that is: named so that it goes with the tables."""
-        return self.path.with_suffix(f".{fingerprint({'condition': self.condition})}.kept")
+        parts: dict[str, object] = {"condition": self.condition, **changes(self.condition or "", "sqlite")}
+        return self.path.with_suffix(f".{fingerprint(parts)}.kept")
 
     def own_files(self) -> dict[Path, int]:
         """Return the files of the tables that were found, and of what the filter keeps."""
