@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import os
 import threading
 import weakref
@@ -124,6 +125,7 @@ class Cache:
         self.is_closed = False
         """Whether `close` was called: any further use is an error."""
         self._holds: dict[str, list[AnyHold]] = {}
+        self._user = next(_numbers)
         with locks.uninterrupted():  # no handler raises between a store that is opened and the one who closes it
             try:
                 self._directory = open_store(self.path, create=create, allow_network_fs=allow_network_fs)
@@ -137,13 +139,13 @@ class Cache:
                 self._directory, fetcher, verifies_reads=self.verifies_reads, max_age_seconds=max_age_seconds
             )
             self.session = FailoverSession(session, PrivateFilesSession(fetcher)) if is_bypassed else session
-            self._finalizer = weakref.finalize(self, _close_aside, self._directory, self.session, id(self))
+            self._finalizer = weakref.finalize(self, _close_aside, self._directory, self.session, self._user)
             self._finalizer.atexit = False
         _open.add(self)
         try:
-            self._directory.downloads.free_space.ask(id(self), least_free_bytes)
-            self._directory.checksums.ask(id(self), verifies=self.verifies_reads)
-            self.session.begin(id(self), self._limit_bytes, eviction_policy)
+            self._directory.downloads.free_space.ask(self._user, least_free_bytes)
+            self._directory.checksums.ask(self._user, verifies=self.verifies_reads)
+            self.session.begin(self._user, self._limit_bytes, eviction_policy)
             fetcher.check_providers()
         except BaseException:
             self.close()
@@ -285,7 +287,7 @@ class Cache:
         self.check_open()
         self._limit_bytes = parse_limit(limit)
         self._arguments["limit"] = limit
-        self._directory.limits.give(id(self), self._limit_bytes)
+        self._directory.limits.give(self._user, self._limit_bytes)
 
     @property
     def policy(self) -> Policy:
@@ -333,10 +335,12 @@ class Cache:
         with locks.uninterrupted():
             self.is_closed = True
             if self._finalizer.detach() is not None:
-                _close(self._directory, self.session, id(self))
+                _close(self._directory, self.session, self._user)
 
 
 _open: weakref.WeakSet[Cache] = weakref.WeakSet()
+_numbers = itertools.count()
+"""Of the cache objects of this process. Not their `id`: one that was forgotten is closed when the next may have its address."""
 
 
 @atexit.register

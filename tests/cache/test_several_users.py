@@ -54,6 +54,23 @@ def retain_what_was_locked(cache: Cache) -> list[AnyHold]:
     return [cache.session.retain(hold) for hold in holds]
 
 
+class SlowlyClosedFetcher(ScriptedFetcher):
+    def __init__(self, may_close: threading.Event) -> None:
+        super().__init__(OBJECTS)
+        self._may_close = may_close
+
+    def close(self) -> None:
+        self._may_close.wait()
+        super().close()
+
+
+def wait_closed() -> None:
+    """Wait until what the garbage collector found is closed."""
+    for thread in threading.enumerate():
+        if thread.name == "sqlstream-cache-close":
+            thread.join()
+
+
 @pytest.mark.parametrize("hold_all", [prefetch, use, retain, retain_what_was_locked])
 def test_a_closed_cache_pins_nothing_and_the_pins_of_another_stay(
     caches: tuple[Cache, Cache], hold_all: Callable[[Cache], list[AnyHold]]
@@ -95,11 +112,22 @@ def test_a_cache_that_is_forgotten_gives_its_pins_back_as_one_that_is_closed(dir
         assert staying.statistics().pinned_entries == len(REFS)
         del forgotten
         gc.collect()
-        for thread in threading.enumerate():
-            if thread.name == "sqlstream-cache-close":
-                thread.join()
+        wait_closed()
         assert staying.statistics().pinned_entries == 0
         del holds
+
+
+def test_a_cache_that_is_forgotten_takes_nothing_of_one_that_is_opened_while_it_is_closed(directory: Path) -> None:
+    with Cache(directory, limit="9mb"):
+        for _ in range(5):
+            may_close = threading.Event()
+            forgotten = Cache(directory, limit="8mb")
+            forgotten.fetcher = SlowlyClosedFetcher(may_close)
+            del forgotten
+            with Cache(directory, limit="1mb") as opened:  # which mostly has the address of the other one
+                may_close.set()
+                wait_closed()
+                assert opened.statistics().limit_bytes == 1 << 20
 
 
 def test_what_another_thread_acquires_while_the_cache_is_closed_is_given_back(
