@@ -391,8 +391,7 @@ def _close_aside(directory: CacheDirectory, session: CacheSession, user: int) ->
 def _close(directory: CacheDirectory, session: CacheSession, user: int) -> None:
     """Give back what a cache object has; a handler that raises while something here waits ends that wait, not the rest."""
     with contextlib.ExitStack() as steps:
-        steps.callback(_without_cache_errors, lambda: close_store(directory))
-        steps.callback(_without_cache_errors, lambda: directory.owner.drop_limit(user))
+        steps.callback(_without_cache_errors, lambda: close_store(directory, user))
         steps.callback(directory.downloads.free_space.ask, user, 0)
         steps.callback(lambda: directory.checksums.ask(user, verifies=False))
         steps.callback(session.close)

@@ -148,11 +148,12 @@ def open_stand_in(path: Path, error: CacheError) -> CacheDirectory:
     return store
 
 
-def close_store(store: CacheDirectory) -> None:
-    """Give a store back: the last user of the process closes it, any other one writes what it gave back."""
+def close_store(store: CacheDirectory, user: int) -> None:
+    """Give a store back: the last user of the process closes it, any other one writes what it gave back and asks no more."""
     with _turn_of(store.identity):
         store.num_users -= 1
         if store.num_users > 0:
+            store.owner.drop_user(user)
             store.owner.flush()
             return
         if _stores.get(store.identity) is store:

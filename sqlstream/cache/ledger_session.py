@@ -72,7 +72,7 @@ class LedgerSession:
         """Tell the directory what its user asks for."""
         self._directory.limits.give(user, limit)
         if eviction_policy is not None:
-            self._owner.ask_for_policy(eviction_policy)
+            self._owner.ask_for_policy(user, eviction_policy)
         self._remove_older()
 
     def _remove_older(self) -> None:

@@ -188,4 +188,4 @@ def tuned_cache(directory: Path, tuning: CacheTuning, **options: Any) -> Cache:
         assert store.tuning == tuning, "it is that of the first cache in the directory"
         return Cache(directory, **options)
     finally:
-        close_store(store)
+        close_store(store, -1)

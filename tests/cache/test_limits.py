@@ -155,6 +155,16 @@ def test_the_smallest_limit_of_the_living_holds_and_their_end_raises_none(direct
     assert limit_of(directory) == 3 << 30
 
 
+def test_a_limit_of_a_closed_cache_binds_no_other_process_while_its_own_goes_on(
+    directory: Path, stage: Stage, urls: list[str]
+) -> None:
+    with Cache(directory) as plain:
+        Cache(directory, limit="1gb").close()
+        assert plain.statistics().limit_bytes == 1 << 30
+        stage.start(pin_until_told, directory, 2 << 30, urls[:1]).hear()
+        assert plain.statistics().limit_bytes == 2 << 30
+
+
 def test_of_several_that_died_together_the_smallest_limit_stays(directory: Path, stage: Stage, urls: list[str]) -> None:
     others = [stage.start(pin_until_told, directory, limit, urls[:1]) for limit in (1 << 30, 1 << 28, 1 << 29)]
     for other in others:

@@ -207,6 +207,27 @@ def test_who_names_no_policy_has_no_say(directory: Path, stage: Stage) -> None:
     onlooker.end()
 
 
+def test_a_policy_that_a_closed_cache_asked_for_may_be_changed_while_its_process_goes_on(
+    directory: Path, stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Cache(directory) as cache:
+        for policy in ("lfu", "fifo"):
+            with Cache(directory, eviction_policy=policy):
+                assert cache.policy.name == policy
+        other = stage.start(keep_open, directory, "belady")
+        assert other.hear() == cache.policy.name == "belady"
+        other.tell()
+        other.end()
+    assert not caplog.messages
+
+
+def test_a_policy_stays_until_the_last_cache_that_asked_for_it_is_closed(directory: Path) -> None:
+    with Cache(directory, eviction_policy="lfu") as last:
+        Cache(directory, eviction_policy="lfu").close()
+        with Cache(directory, eviction_policy="fifo"):
+            assert last.policy.name == "lfu"
+
+
 def test_a_rebuilt_ledger_has_the_policy_that_the_living_ask_for(directory: Path) -> None:
     with opened(directory, 8, "belady") as cache:
         read(cache, refs_of("abc"), [1, 2, 3])

@@ -108,7 +108,7 @@ def test_at_every_fill_what_is_all_here_is_read_under_locks_and_nothing_else_is(
     for limit_bytes in (10 * 4096 * NUM_OBJECTS, 4096 * NUM_OBJECTS * 100 // 95, 4096 * (NUM_OBJECTS + 1)):
         cache.limit_bytes = limit_bytes
         assert is_read_hold(REFS[0])
-    session.owner.ask_for_policy("belady")
+    session.owner.ask_for_policy(0, "belady")
     assert not is_read_hold(REFS[0])
     session.owner._generation = -1  # as after a transaction that failed: the limit may not be in force
     assert not is_read_hold(REFS[1])
@@ -257,7 +257,7 @@ def test_hits_that_are_noted_leave_nothing_to_the_garbage_collector(cache: Cache
 def test_an_object_that_was_read_before_goes_by_rows_once_the_policy_looks_ahead(cache: Cache) -> None:
     session = Session(cache)
     session.release(read_hold(cache, REFS[0]))
-    session.owner.ask_for_policy("belady")
+    session.owner.ask_for_policy(0, "belady")
     kinds = []
     for _ in range(CacheTuning().num_hits_a_look + 4):
         hold = session.acquire_one([REFS[0]], for_reading=True)

@@ -22,7 +22,7 @@ from typing import Protocol, TypeVar
 from sqlstream.cache.files.disk import Disk
 from sqlstream.cache.files.owner_files import OwnerNote
 from sqlstream.cache.ledger import damage
-from sqlstream.cache.ledger.eviction import choose, eviction_state
+from sqlstream.cache.ledger.eviction import choose
 from sqlstream.cache.ledger.ledger import Ledger, LedgerTransaction, run_in
 from sqlstream.cache.model.rows import NO_LIMIT
 from sqlstream.cache.recovery import emergency, recover
@@ -71,8 +71,8 @@ class Owner:
         self._limits: dict[int, int] = {}
         self.limit_bytes: int | None = None
         """The smallest limit that a user in this process gave, `NO_LIMIT` among them; None: none was given."""
-        self._policy: str | None = None
-        """The eviction policy that a user in this process asked for by name."""
+        self._policies: dict[int, str] = {}
+        """Users in this process that asked for an eviction policy by name: all of them for the same."""
         self.num_expected = 1
         """Processes that will share the limit: the first DataLoader worker must not take what the others come for."""
         self.is_closed = False
@@ -112,33 +112,29 @@ class Owner:
                 self._limits.pop(user, None)
             else:
                 self._limits[user] = NO_LIMIT if limit is None else limit
-        self._publish_limit(registers=True)
-
-    def drop_limit(self, user: int) -> None:
-        """Forget a user's limit; the last one's stays in the ledger, as the limit of a cache at rest."""
-        with self.state:
-            is_changed = self._limits.pop(user, None) is not None and bool(self._limits)
-        if is_changed:
-            self._publish_limit(registers=False)
-
-    def _publish_limit(self, *, registers: bool) -> None:
-        """Write our limit; `registers`: also if the ledger does not know this process yet, and there is one."""
-        with self.state:
             self.limit_bytes = min(self._limits.values(), default=None)
-        if self.id is not None or (registers and self.limit_bytes is not None):
+        if self.id is not None or self.limit_bytes is not None:
             self.run(self._write_limit)
+
+    def drop_user(self, user: int) -> None:
+        """Forget what one user asked for, while others of this process go on; the last limit stays in force."""
+        with self.state:
+            asked_for = self._limits.pop(user, None), self._policies.pop(user, None)
+            self.limit_bytes = min(self._limits.values(), default=None)
+        if self.id is not None and asked_for != (None, None):
+            self.run(self._register)
 
     def _write_limit(self, tx: LedgerTransaction) -> None:
         assert self.id is not None
         self._write_note(tx, self._pinned())
         tx.set_limit(self.id, self.limit_bytes)
 
-    def ask_for_policy(self, name: str) -> None:
+    def ask_for_policy(self, user: int, name: str) -> None:
         """Put an eviction policy in force, unless a living process, or another user in this one, holds to a different one."""
         with self.state:
-            if self._policy is None:
-                self._policy, self._generation = name, -1  # asked for with the next transaction, which registers us anew
-        current = self.run(lambda tx: eviction_state(tx).policy.name)
+            if not self._policies or name in self._policies.values():
+                self._policies[user] = name
+        current = self.run(self._register)
         if current != name:
             logger.warning(
                 "the cache %s evicts by %s, which another user of it asked for: eviction_policy=%r takes effect when it is "
@@ -297,16 +293,24 @@ class Owner:
                 self._fd = self._disk.owners.create(self.id)
             self._generation = -1
         if self._generation != self._ledger.database.generation:
-            self._write_note(tx, self._pinned())  # before the row: the file may say too much, never too little
-            recover.reap_owners(tx, self._disk)  # workers of an earlier epoch, say: their pins would count as company
-            tx.add_owner(self.id, pid=os.getpid(), host=socket.gethostname(), name=_program(), limit_bytes=self.limit_bytes)
-            choose(tx, self.id, self._policy)
-            _take_first_limit(tx, self._disk)
-            self._generation, self._num_written = self._ledger.database.generation, -1
+            self._register(tx)
         if self._disk.is_ballast_dropped:  # files have gone without their rows
             recover.settle_removal(tx, self._disk)
         for work in self._deferred:
             work.write(tx, is_flush=is_flush)
+
+    def _register(self, tx: LedgerTransaction) -> str:
+        """Have the ledger know us, and what our users ask for; return the eviction policy in force."""
+        assert self.id is not None
+        with self.state:
+            policy = next(iter(self._policies.values()), None)
+        self._write_note(tx, self._pinned())  # before the row: the file may say too much, never too little
+        recover.reap_owners(tx, self._disk)  # workers of an earlier epoch, say: their pins would count as company
+        tx.add_owner(self.id, pid=os.getpid(), host=socket.gethostname(), name=_program(), limit_bytes=self.limit_bytes)
+        current = choose(tx, self.id, policy)
+        _take_first_limit(tx, self._disk)
+        self._generation, self._num_written = self._ledger.database.generation, -1
+        return current
 
     def _write_pins(self, tx: LedgerTransaction) -> None:
         """Have our row name what we pin by now, if it does not."""
