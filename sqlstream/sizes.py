@@ -54,7 +54,7 @@ def parse_limit(value: int | str | AsItIs | None, name: str = "limit") -> Limit:
     """Return a limit of a cache: a number of bytes, None for no limit, or AS_IT_IS.
 
     Raises:
-        ConfigError: Not a size, or negative.
+        ConfigError: Not a size, negative, or more than a ledger holds.
 
     Example:
         >>> parse_limit("10kb"), parse_limit(None), parse_limit(AS_IT_IS)

@@ -49,6 +49,8 @@ from sqlstream.errors import ConfigError
         ("1.5 GB", 3 * 1024**3 // 2),
         ("2GiB", 2 * 1024**3),
         (" 1tb ", 1024**4),
+        (2**53 + 1, 2**53 + 1),
+        (2**63 - 1, 2**63 - 1),
     ],
 )
 def test_parse_bytes_reads_what_sds_users_write(value: int | str | None, expected: int | None) -> None:
@@ -108,6 +110,8 @@ def test_check_at_least_takes_the_bound_itself() -> None:
     check_at_least("prefetch", 1, 1)
     with pytest.raises(ConfigError, match="prefetch=0 is out of range: give 1 or more"):
         check_at_least("prefetch", 0, 1)
+    with pytest.raises(ConfigError, match=r"max_failure_ratio=nan is out of range: give 0\.0 or more"):
+        check_at_least("max_failure_ratio", float("nan"), 0.0)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sqlstream import StreamingDataset
@@ -108,7 +109,7 @@ def test_a_dataset_fetches_old_objects_again(directory: Path, urls: list[str], s
             assert num_gets(server) == expected
 
 
-@pytest.mark.parametrize(("max_age", "seconds"), [(None, None), ("7d", 7 * DAY), (90, 90.0), (0.5, 0.5)])
+@pytest.mark.parametrize(("max_age", "seconds"), [(None, None), ("7d", 7 * DAY), (90, 90.0), (0.5, 0.5), (np.int64(90), 90.0)])
 def test_an_age_is_seconds_or_a_text(max_age: str | float | None, seconds: float | None) -> None:
     assert age_seconds(max_age) == seconds
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 
@@ -17,7 +17,7 @@ from sqlstream.cache import Cache
 from sqlstream.cache.files.read_hold import ReadHold
 from sqlstream.cache.ledger.last_uses import RecentUses, note_last_uses
 from sqlstream.cache.model.refs import ObjectRef
-from sqlstream.errors import CacheError
+from sqlstream.errors import CacheError, ConfigError
 from sqlstream.testing.disk import cached_files
 from sqlstream.testing.servers import FaultyHttpServer
 from tests.cache.actors import Stage, objects
@@ -231,3 +231,12 @@ def test_a_rebuild_counts_as_a_use(directory: Path, urls: list[str]) -> None:
     with contextlib.suppress(CacheError):
         Cache(directory).close()
     assert remaining(directory, urls) == list(range(NUM))
+
+
+@pytest.mark.parametrize("seconds", [-1, float("nan"), "7d"])
+def test_a_time_that_is_none_clears_nothing(directory: Path, urls: list[str], seconds: Any) -> None:
+    read_by_rows(directory, urls, FAR)
+    with Cache(directory) as cache:
+        with pytest.raises(ConfigError, match=f"older_than_seconds={seconds!r} is .*: give 0.0 or more"):
+            cache.clear(older_than_seconds=seconds)
+        assert cache.statistics().entries == NUM

@@ -15,6 +15,7 @@ from sqlstream.cache.ledger.last_uses import RecentUses
 from sqlstream.cache.ledger.ledger import Ledger, LedgerTransaction
 from sqlstream.cache.model.rows import EntryRow
 from sqlstream.cache.recovery import recover
+from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError
 
 _TEMPORARY = ".tmp"
@@ -45,10 +46,12 @@ def clear(ledger: Ledger, disk: Disk, *, dataset: str | None, older_than_seconds
         index: Index files that no process uses, too.
 
     Raises:
-        ConfigError: There is no dataset of this name.
+        ConfigError: There is no dataset of this name, or `older_than_seconds` is no time.
     """
     from sqlstream.cache.ledger import queries
 
+    if older_than_seconds is not None:
+        check_at_least("older_than_seconds", older_than_seconds, 0.0)
     dataset_id = ledger.run(lambda tx: _begin(tx, disk, dataset))
     removed_entries = removed_bytes = 0
     read: list[EntryRow] = []
