@@ -8,7 +8,7 @@ import itertools
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -192,14 +192,16 @@ class Cache:
             if hold is not None:
                 self.session.release(hold)
 
-    def acquire_many(self, wanted: Sequence[str]) -> list[Path]:
+    def acquire_many(self, wanted: Iterable[str]) -> list[Path]:
         """Bring and pin objects, all or none; return their paths, valid until `release_many` of the same URLs.
 
         Raises:
+            ConfigError: `wanted` is a single text.
             ObjectNotFoundError: One of them does not exist.
             CacheFullError: They do not fit under the limit together.
             StorageError: One of them cannot be read.
         """
+        wanted = _listed(wanted)
         paths = {url: urls.found_path(url) for url in wanted if not urls.is_remote(url)}
         refs = {url: ObjectRef.of(url, identity=self.identity) for url in wanted if urls.is_remote(url)}
         acquired = _hold_each(self, refs) if refs else {}
@@ -217,13 +219,13 @@ class Cache:
             raise
         return in_order
 
-    def release_many(self, wanted: Sequence[str]) -> None:
+    def release_many(self, wanted: Iterable[str]) -> None:
         """Give back what `acquire_many` pinned; local paths, which are read in place, need it not.
 
         Raises:
-            ConfigError: A URL was not acquired by this object; nothing is given back.
+            ConfigError: A URL was not acquired by this object, or `wanted` is a single text; nothing is given back.
         """
-        for hold in _take_holds(self, list(filter(urls.is_remote, dict.fromkeys(wanted)))):
+        for hold in _take_holds(self, list(filter(urls.is_remote, dict.fromkeys(_listed(wanted))))):
             self.session.release(hold)  # what a handler raises here drops the others, which gives them back
 
     def hold(self, refs: Sequence[ObjectRef]) -> AnyHold:
@@ -354,6 +356,13 @@ def _reopen(path: Path, arguments: dict[str, object], private_directory: str | N
     if private_directory is not None and isinstance(cache.session, FailoverSession) and os.getpid() != pid:
         cache.session.stand_in.join(private_directory)
     return cache
+
+
+def _listed(wanted: Iterable[str]) -> list[str]:
+    """Return URLs as a list, also those that an iterator gives once."""
+    if isinstance(wanted, str):
+        raise ConfigError(f"{urls.redact(wanted)!r} is a single text: give a list of URLs")
+    return list(wanted)
 
 
 def _hold_each(cache: Cache, refs: Mapping[str, ObjectRef]) -> dict[str, AnyHold]:

@@ -95,6 +95,23 @@ def test_a_local_path_is_read_in_place(cache: Cache, tmp_path: Path) -> None:
         cache.acquire_many([str(tmp_path / "none.txt")])
 
 
+def test_urls_may_come_once_and_are_no_single_text(cache: Cache, urls: list[str]) -> None:
+    paths = cache.acquire_many(url for url in urls[:3])
+    assert [path.exists() for path in paths] == [True] * 3
+    for call in (cache.acquire_many, cache.release_many):
+        with pytest.raises(ConfigError, match=r"o/0.bin' is a single text: give a list of URLs"):
+            call(urls[0])
+    assert cache.statistics().pinned_entries == 3
+    cache.release_many(iter(urls[:3]))
+    assert cache.statistics().pinned_entries == 0
+
+
+@pytest.mark.parametrize("name", ["caf\udce9", "\udce9?x=1", "\udce9@x"])
+def test_a_url_with_bytes_that_are_no_utf8_says_how_to_spell_them(cache: Cache, name: str) -> None:
+    with pytest.raises(StorageError, match=r"udce9.* holds bytes that are no UTF-8: spell them as escapes, such as %E9"):
+        cache.acquire_many([f"http://127.0.0.1/{name}"])
+
+
 def test_an_object_under_two_urls_stays_until_both_are_released(cache: Cache, urls: list[str]) -> None:
     signed = [f"{urls[0]}?GoogleAccessId=1&Expires=2&Signature={i}" for i in range(2)]
     first, second = cache.acquire_many(signed)

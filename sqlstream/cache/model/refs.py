@@ -9,6 +9,7 @@ import struct
 from hashlib import blake2b
 from typing import NamedTuple, TypeAlias
 
+from sqlstream.errors import StorageError
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.access import OWN, Access
 from sqlstream.storage.base.identity import Identity, object_name
@@ -102,12 +103,20 @@ class ObjectRef(NamedTuple):
         identity: Identity | None = None,
         access: Access = OWN,
     ) -> ObjectRef:
-        """Return the reference of the object at `url`, read with what `identity` says; None: with nothing but defaults."""
+        """Return the reference of the object at `url`, read with what `identity` says; None: with nothing but defaults.
+
+        Raises:
+            StorageError: The URL is no text of UTF-8.
+        """
         if access is not OWN and identity is not None:
             identity = identity.with_access(access)
         prefix = "" if identity is None or url.startswith(identity.plain) else identity.prefix(url)
         name = url if "@" not in url and "?" not in url else object_name(url)  # `object_key`, without its call: for each object
-        key = blake2b(f"{prefix}{name}\0{etag or ''}".encode(), digest_size=KEY_BYTES).digest()
+        try:
+            key = blake2b(f"{prefix}{name}\0{etag or ''}".encode(), digest_size=KEY_BYTES).digest()
+        except UnicodeEncodeError:  # half of a surrogate pair, which stands for such a byte
+            text = f"{urls.redact(url)!r} holds bytes that are no UTF-8: spell them as escapes, such as %E9"
+            raise StorageError(text) from None
         if listed is not None:
             size_bytes, etag = listed
         return cls(url, key, urls.extension(url), size_bytes, etag, listed is not None, dataset, access)
