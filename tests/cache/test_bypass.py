@@ -148,6 +148,21 @@ def test_whatever_takes_the_place_of_the_directory_is_an_error_of_the_cache(dire
             cache.statistics()
 
 
+def test_a_file_in_the_place_of_a_folder_of_objects_stops_no_read(cache: Cache, directory: Path, private: Path) -> None:
+    read(cache, URLS[:2])
+    folder = next((directory / "data").iterdir())
+    away = folder.rename(directory / "away")
+    folder.write_bytes(b"")
+    read(cache, URLS[:2])
+    folder.unlink()
+    away.rename(folder)
+    try_the_cache_again(cache)
+    read(cache, URLS)
+    cache.close()
+    assert files_in(private) == []
+    check_invariants(directory, at_rest=True)
+
+
 def mend_ledger(cache: Cache) -> None:
     """From now on it is rebuilt from the files."""
     with Session(cache).database._using:

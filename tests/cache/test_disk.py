@@ -429,3 +429,30 @@ def test_a_folder_that_cannot_be_read_is_an_error_of_ours(directory: Path, folde
         (directory / "aside").rename(place)
         assert cache.statistics().entries == 0
     check_invariants(directory, at_rest=True)
+
+
+def test_an_object_that_cannot_be_looked_at_is_an_error_of_ours(directory: Path) -> None:
+    url = "http://nowhere/a.bin"
+    with Cache(directory, limit="1mb") as cache:
+        cache.fetcher = ScriptedFetcher({url: b"data"})
+        with cache.pinned(url) as path:
+            folder = path.parent
+        aside = folder.rename(directory / "aside")
+        folder.write_bytes(b"")
+        for look in (cache.verify, lambda: cache.acquire_many([url])):
+            with pytest.raises(CacheDiskError, match=f"cannot read {path} .Not a directory.: look at that disk"):
+                look()
+        folder.unlink()
+        aside.rename(folder)
+        with cache.pinned(url) as path:
+            assert path.read_bytes() == b"data"
+    check_invariants(directory, at_rest=True)
+
+
+def test_a_part_that_cannot_be_looked_at_is_an_error_of_ours(directory: Path) -> None:
+    disk = Disk(directory)
+    disk.open(create=True)
+    (directory / "part").rmdir()
+    (directory / "part").write_bytes(b"")
+    with pytest.raises(CacheDiskError, match=r"cannot read .*part/x"):
+        disk.part_is_live("x")

@@ -14,6 +14,7 @@ import errno
 import logging
 import os
 import re
+import stat
 import struct
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -121,19 +122,13 @@ class Disk:
 
     def data_size(self, key: bytes, ext: str) -> int | None:
         """Return the size in bytes of an entry's file, None when it is absent or not a plain file."""
-        try:
-            status = os.lstat(self.data_path(key, ext))
-        except FileNotFoundError:
-            return None
-        return status.st_size if status.st_mode & 0o170000 == 0o100000 else None
+        status = _status_of(self.data_path(key, ext))
+        return status.st_size if status is not None and stat.S_ISREG(status.st_mode) else None
 
     def identity_of_data(self, key: bytes, ext: str) -> FileIdentity | None:
         """Return which file is an entry's now; None when there is none."""
-        try:
-            status = os.lstat(self.data_path(key, ext))
-        except FileNotFoundError:
-            return None
-        return FileIdentity(status.st_ino, status.st_ctime_ns)
+        status = _status_of(self.data_path(key, ext))
+        return None if status is None else FileIdentity(status.st_ino, status.st_ctime_ns)
 
     def remove_data(self, key: bytes, ext: str) -> bool:
         """Unlink an entry's file, unless a process reads it under a lock; True when nothing is left. Its row goes after it."""
@@ -186,16 +181,14 @@ class Disk:
                 continue
             for file in layout.entries_of(folder.path):
                 match = _DATA_NAME.fullmatch(file.name)
-                if match and file.name[:2] == folder.name:
-                    with contextlib.suppress(FileNotFoundError):
-                        status = file.stat(follow_symlinks=False)
-                        yield DataFile(
-                            key=bytes.fromhex(match[1]),
-                            ext=match[2] or "",
-                            size_bytes=status.st_size,
-                            allocated_bytes=status.st_blocks * 512,
-                            used_at=max(status.st_atime, status.st_mtime),
-                        )
+                if match and file.name[:2] == folder.name and (status := _status_of(file.path)) is not None:
+                    yield DataFile(
+                        key=bytes.fromhex(match[1]),
+                        ext=match[2] or "",
+                        size_bytes=status.st_size,
+                        allocated_bytes=status.st_blocks * 512,
+                        used_at=max(status.st_atime, status.st_mtime),
+                    )
 
     # -- parts --------------------------------------------------------------------------------------------------------
 
@@ -372,19 +365,29 @@ class Disk:
 
 def changed_files(disk: Disk, rows: Iterable[ReadyRow]) -> list[bytes]:
     """Return the keys of entries whose file is not what their row says: absent, of another size, or no plain file."""
-    data, lstat, changed = disk.data, os.lstat, []
+    data, changed = disk.data, []
     for key, size_bytes, _, ext in rows:
         name = key.hex()
-        try:
-            status = lstat(f"{data}/{name[:2]}/{name}{ext}")
-        except FileNotFoundError as error:
-            if not interrupts.is_of_system_call(error):
-                raise
-            changed.append(key)
-            continue
-        if not is_object(status, size_bytes):
+        status = _status_of(f"{data}/{name[:2]}/{name}{ext}")
+        if status is None or not is_object(status, size_bytes):
             changed.append(key)
     return changed
+
+
+def _status_of(path: str) -> os.stat_result | None:
+    """Return what the file system says of a name, None if there is nothing.
+
+    Raises:
+        CacheDiskError: It does not say so.
+    """
+    try:
+        return os.lstat(path)
+    except OSError as error:
+        if not interrupts.is_of_system_call(error):
+            raise
+        if isinstance(error, FileNotFoundError):
+            return None
+        raise layout.unreadable(path, error) from error
 
 
 def _allocated_bytes(path: str) -> int:

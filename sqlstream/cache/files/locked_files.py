@@ -10,6 +10,7 @@ import errno
 import os
 from collections.abc import Callable
 
+from sqlstream.cache.files import layout
 from sqlstream.disk_room import FULL
 from sqlstream.process import locks
 
@@ -118,14 +119,22 @@ def unlink_unread(path: str, *, is_ours: bool) -> bool:
 
 
 def is_locked(path: str) -> bool | None:
-    """Return whether any process holds the lock of the file at `path`; None when there is no file."""
-    with locks.uninterrupted(), contextlib.suppress(FileNotFoundError):
-        fd = locks.open_descriptor(path, os.O_RDWR)
+    """Return whether any process holds the lock of the file at `path`; None when there is no file.
+
+    Raises:
+        CacheDiskError: It cannot be opened.
+    """
+    with locks.uninterrupted():  # what a handler raises is no error of the disk
         try:
-            return locks.is_locked(fd)
-        finally:
-            locks.close_descriptor(fd)
-    return None
+            fd = locks.open_descriptor(path, os.O_RDWR)
+            try:
+                return locks.is_locked(fd)
+            finally:
+                locks.close_descriptor(fd)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise layout.unreadable(path, error) from error
 
 
 def is_read(path: str) -> bool:

@@ -77,12 +77,7 @@ class OwnerFiles:
 
     def is_live(self, owner: str) -> bool:
         """Return whether the process behind an owner file lives: the kernel holds its lock."""
-        path = f"{self._folder}/{owner}"
-        with locks.uninterrupted():  # what a handler raises is no error of the disk
-            try:
-                return bool(locked_files.is_locked(path))
-            except OSError as error:
-                raise layout.unreadable(path, error) from error
+        return bool(locked_files.is_locked(f"{self._folder}/{owner}"))
 
     def remove(self, owner: str) -> None:
         """Unlink a dead owner's file; only under the write lock."""
