@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import shutil
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -202,3 +203,9 @@ def test_a_process_that_can_make_no_other_file_of_its_own_hands_nothing_over_and
             owner.hand_over(lambda _: None)
         assert owner.is_closed
         (directory / "owners").unlink()
+
+
+def test_a_program_whose_name_is_no_utf8_has_its_cache(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [os.fsdecode(b"/home/me/entra\xeeneur.py")])
+    with Cache(directory, limit="1mb") as cache:
+        assert [owner.name for owner in cache.statistics().owners] == ["entra\\udceeneur.py"]

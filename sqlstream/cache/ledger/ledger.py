@@ -193,7 +193,7 @@ class LedgerTransaction:
             "INSERT INTO owner (id, pid, host, started_at, name, limit_bytes) VALUES (?, ?, ?, ?, ?, ?) "
             "ON CONFLICT (id) DO UPDATE "
             "SET pid = excluded.pid, host = excluded.host, name = excluded.name, limit_bytes = excluded.limit_bytes",
-            (owner, pid, host, int(time.time()), name, limit_bytes),
+            (owner, pid, as_utf8(host), int(time.time()), as_utf8(name), limit_bytes),
         )
         self._execute(_NOTE_LIMIT)
 
@@ -298,6 +298,11 @@ class LedgerTransaction:
         """Overwrite the sums that the triggers keep."""
         sums = entries, ready_bytes, filling_bytes
         self._execute("UPDATE totals SET entries = ?, ready_bytes = ?, filling_bytes = ?", sums)
+
+
+def as_utf8(text: str) -> str:
+    """Return a text that SQLite takes: names of files that are no UTF-8 hold halves of surrogate pairs."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def run_in(transaction: Callable[[], AbstractContextManager[LedgerTransaction]], work: Callable[[LedgerTransaction], T]) -> T:

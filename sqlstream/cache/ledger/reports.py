@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sqlstream.cache.ledger.ledger import Ledger, LedgerTransaction
+from sqlstream.cache.ledger.ledger import Ledger, LedgerTransaction, as_utf8
 from sqlstream.storage.base.urls import redact, redact_text
 from sqlstream.storage.fetcher import FetchDone
 
@@ -54,15 +54,10 @@ def record_failures(tx: LedgerTransaction, failed: Iterable[Failure]) -> None:
         "ON CONFLICT (url, error) DO UPDATE SET count = count + excluded.count, last_at = excluded.last_at, "
         "row = coalesce(excluded.row, row), step = coalesce(excluded.step, step)",
         [
-            (_as_utf8(redact(f.url)), _as_utf8(redact_text(f.error)[:MAX_ERROR_CHARACTERS]), f.count, now, f.row, f.step)
+            (as_utf8(redact(f.url)), as_utf8(redact_text(f.error)[:MAX_ERROR_CHARACTERS]), f.count, now, f.row, f.step)
             for f in failed
         ],
     )
-
-
-def _as_utf8(text: str) -> str:
-    """Return a text that SQLite takes: names of files that are no UTF-8 come in errors as halves of surrogate pairs."""
-    return text.encode(errors="backslashreplace").decode()
 
 
 def failures(ledger: Ledger) -> list[FailureRecord]:
