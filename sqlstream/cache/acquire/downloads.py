@@ -244,6 +244,9 @@ class Downloads:
             if forget_limit_of_the_dead(tx, self._disk, self._owner.id):
                 return Room.AGAIN
             lead.error = cannot_fit({lead.ref.url: target}, limit_bytes)
+        else:
+            lead.error = self.free_space.cannot_hold(tx, lead.ref.url, target)
+        if lead.error is not None:  # nothing is counted or evicted for it
             return Room.NONE
         room = make_room(
             tx, self._disk, target - lead.charged_bytes, owner=self._owner.id, in_line=False, free_space=self.free_space

@@ -168,7 +168,8 @@ class AcquireTransaction:
             if exceeds_limit and forget_limit_of_the_dead(tx, self.disk, self.owner):
                 self.room = Room.AGAIN
                 return False
-            hold.error = self._cannot_fit(refs, together) if exceeds_limit else self._cannot_stay_free(tx, new[0])
+            cannot_hold = self.downloads.free_space.cannot_hold
+            hold.error = self._cannot_fit(refs, together) if exceeds_limit else cannot_hold(tx, new[0].url, self.need_bytes)
         if hold.error is not None:
             self._append_bare(hold)
             return True
@@ -244,21 +245,6 @@ class AcquireTransaction:
         for ref in refs:
             by_url[ref.url] += charges.get(ref.key, 0)
         return cannot_fit(by_url, self._limit)
-
-    def _cannot_stay_free(self, tx: LedgerTransaction, ref: ObjectRef) -> CacheFullError | None:
-        """Return why a sample can never come because so much of the disk must stay free, if so; `ref` is new."""
-        free_space = self.downloads.free_space
-        if not free_space.min_bytes:
-            return None
-        self._write_reservations(tx)
-        if free_space.can_ever_hold(tx, self.need_bytes):
-            return None
-        url = urls.redact(ref.url)
-        return CacheFullError(
-            f"{url} needs {self.need_bytes} bytes on disk: {free_space.describe()}, and the whole cache is too little to "
-            "give up. Free space there, or lower min_free_bytes",
-            url=url,
-        )
 
     def _append_bare(self, hold: Hold) -> None:
         """Append a hold that pins nothing: its claim raises the error."""

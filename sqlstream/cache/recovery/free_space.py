@@ -10,6 +10,8 @@ from sqlstream.cache.files.disk import Disk
 from sqlstream.cache.files.layout import filesystem_kind
 from sqlstream.cache.ledger.ledger import LedgerTransaction
 from sqlstream.cache.model.rows import EntryRow
+from sqlstream.errors import CacheDiskError, CacheError, CacheFullError
+from sqlstream.storage.base.urls import redact
 
 FULL_SECONDS = 60.0
 """How long a disk that was found full counts as full: others may leave it meanwhile. Arbitrary."""
@@ -82,16 +84,24 @@ class FreeSpace:
     def _unallocated_bytes(self, tx: LedgerTransaction) -> int:
         return sum(_unallocated_bytes(self._disk, row) for row in tx.fillings())
 
-    def can_ever_hold(self, tx: LedgerTransaction, need_bytes: int) -> bool:
-        """Return whether there were room for `need_bytes` if all of the cache were given up."""
-        return not self.min_bytes or need_bytes + self.min_bytes <= self._disk.free_bytes() + tx.account().charged_bytes
+    def cannot_hold(self, tx: LedgerTransaction, url: str, need_bytes: int) -> CacheError | None:
+        """Return why the object at `url` can never come, were all of the cache given up for it; None: it can."""
+        wanted_bytes, free_bytes = need_bytes + self.min_bytes, self._disk.free_bytes()
+        if wanted_bytes <= free_bytes or wanted_bytes <= free_bytes + tx.account().charged_bytes:
+            return None
+        url = redact(url)
+        text = f"{url} needs {need_bytes} bytes on disk: {self.describe()}, and the whole cache is too little to give up"
+        if self.min_bytes:
+            return CacheFullError(f"{text}. Free space there, or lower min_free_bytes", url=url)
+        return CacheDiskError(f"{text}. Free space there, or give a directory on a larger disk", url=url)
 
     def describe(self) -> str:
-        """Return file system, free space and floor as a clause of an error."""
+        """Return file system, free space and what bounds it as a clause of an error."""
         kind = filesystem_kind(self._disk.root)
-        return f"the {kind or 'unknown'} file system of {self._disk.root} has {self._disk.free_bytes()} bytes free" + (
-            f", of which min_free_bytes={self.min_bytes} must stay" if self.min_bytes else ", and it was found full"
-        )
+        text = f"the {kind or 'unknown'} file system of {self._disk.root} has {self._disk.free_bytes()} bytes free"
+        if self.min_bytes:
+            return f"{text}, of which min_free_bytes={self.min_bytes} must stay"
+        return f"{text}, and it was found full" if self.is_bounded else text
 
 
 def take_first_limit(tx: LedgerTransaction, disk: Disk) -> int | None:
