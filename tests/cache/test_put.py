@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from sqlstream.cache import Cache
-from sqlstream.cache.acquire.put import PutItem, Putter
+from sqlstream.cache.acquire.put import Memory, PutItem, Putter
 from sqlstream.cache.model.refs import STORED_SAMPLE_EXTENSION, ObjectRef, charged_bytes, object_key
+from sqlstream.storage.fetcher import FetchDone, FetchEvent, FetchRequest
 from sqlstream.testing.faults import SideEffects
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.storage import ScriptedFetcher
@@ -135,3 +136,13 @@ def test_bytes_are_right_after_every_put(directory: Path) -> None:
             read(cache, URLS[number % len(URLS)])
         assert cache.statistics().used_bytes <= LIMIT
     check_invariants(directory, at_rest=True)
+
+
+def test_what_cannot_be_written_is_named_without_credentials_and_with_the_cure() -> None:
+    key, events = bytes(16), list[FetchEvent]()
+    with open("/dev/full", "wb", buffering=0) as full:
+        request = FetchRequest(f"{key.hex()}.x", "https://me:secret@host/x.tar.zst", full.fileno(), 4096)
+        Memory({key: b"data"}).submit([request], events.extend)
+    (done,) = events
+    assert isinstance(done, FetchDone)
+    assert str(done.error).startswith("cannot write https://host/x.tar.zst to the cache (No space left on device): free space")

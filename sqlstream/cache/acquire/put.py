@@ -18,7 +18,9 @@ from sqlstream.cache.files.disk import Disk
 from sqlstream.cache.ledger.ledger import LedgerTransaction
 from sqlstream.cache.model.refs import KEY_BYTES, ObjectRef
 from sqlstream.cache.recovery import recover
+from sqlstream.disk_room import cure_of
 from sqlstream.errors import CacheDiskError, CacheError
+from sqlstream.storage.base import urls
 from sqlstream.storage.fetcher import FetchDone, FetchRequest, Sink
 
 
@@ -128,7 +130,7 @@ class Memory:
             while num_written < len(data):
                 num_written += os.pwrite(request.fd, memoryview(data)[num_written:], num_written)
         except OSError as failure:
-            text = f"cannot write {request.url} to the cache: {failure.strerror}; free space on that disk"
+            text = f"cannot write {urls.redact(request.url)} to the cache ({failure.strerror}): {cure_of(failure)}"
             error = CacheDiskError(text, errno=failure.errno)
             return FetchDone(ticket=request.ticket, error=error)
         return FetchDone(ticket=request.ticket, size_bytes=len(data))
