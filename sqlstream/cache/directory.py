@@ -134,8 +134,15 @@ def open_store(
 
 
 def open_stand_in(path: Path, error: CacheError) -> CacheDirectory:
-    """Return the store of a private temporary directory, in place of one that cannot be used; removed when it is closed."""
-    directory = tempfile.mkdtemp(prefix="sqlstream-stand-in-")
+    """Return the store of a private temporary directory, in place of one that cannot be used; removed when it is closed.
+
+    Raises:
+        CacheError: That cannot be used either.
+    """
+    try:
+        directory = tempfile.mkdtemp(prefix="sqlstream-stand-in-")
+    except OSError as failure:
+        raise CacheDiskError(f"{error}; and no directory can stand in for it ({failure}): set TMPDIR") from error
     logger.error(
         "the cache directory %s cannot be used (%s): %s stands in for it (on_cache_error='bypass')", path, error, directory
     )

@@ -122,7 +122,7 @@ class PrivateFilesSession:
 
     def __init__(self, fetcher: Fetcher) -> None:
         self.fetcher = fetcher
-        self.directory = f"{tempfile.gettempdir()}/sqlstream-bypass-{uuid.uuid4().hex}"
+        self.directory = f"{_temporary_directory()}/sqlstream-bypass-{uuid.uuid4().hex}"
         """Where private files are, those of a trainer and of its workers; the trainer removes it."""
         self._remove = weakref.finalize(self, remove_directory, self.directory, os.getpid())
         self._state = locks.StateLock()
@@ -392,6 +392,14 @@ class PrivateFilesSession:
             raise CacheDiskError(
                 f"the cache fails, and so does the temporary directory ({error}): mend that disk, or set TMPDIR"
             ) from error
+
+
+def _temporary_directory() -> str:
+    """Return where private files go; of a machine on which no such directory takes a file, one that says so when it is used."""
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError:
+        return "/tmp"  # noqa: S108 - the cache may never fail
 
 
 def _request(ref: ObjectRef, file: PrivateFile) -> FetchRequest:

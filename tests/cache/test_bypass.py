@@ -279,6 +279,19 @@ def test_a_directory_that_cannot_be_used_is_stood_in_for(server: FaultyHttpServe
         Cache(tmp_path / "file")
 
 
+def test_without_a_temporary_directory_a_cache_works_until_it_must_be_bypassed(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_directory() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "gettempdir", no_directory)
+    with opened(directory) as cache:
+        read(cache, URLS[:2])
+    with pytest.raises(CacheDiskError, match=r"cannot create .*; and no directory can stand in for it .*: set TMPDIR"):
+        opened(Path("/dev/null/cache"))
+
+
 def test_without_bypass_a_broken_ledger_raises(directory: Path) -> None:
     with Cache(directory) as cache:
         cache.fetcher = ScriptedFetcher(OBJECTS)
