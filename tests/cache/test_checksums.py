@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import zlib
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -145,22 +147,60 @@ def test_a_checksum_that_is_noted_late_is_none_of_the_object_that_came_since(
     assert num_gets(server) == NUM + 1
 
 
-def test_each_process_compares_a_file_once(directory: Path, urls: list[str], server: FaultyHttpServer) -> None:
+def test_each_process_compares_a_file_once(directory: Path, urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(directory, urls, "crc")
+    compared: list[int] = []
+    crc32 = zlib.crc32
+
+    def counted_crc32(data: bytes, value: int = 0) -> int:
+        compared.append(len(data))
+        return crc32(data, value)
+
+    monkeypatch.setattr(zlib, "crc32", counted_crc32)
+    with Cache(directory, verify_reads="crc") as cache:
+
+        def use() -> str:
+            for _ in range(3):
+                cache.acquire_many(urls[:2])
+                cache.release_many(urls[:2])
+            return str(compared)
+
+        assert use() == str([SIZE] * 2)
+        Session(cache).flush()
+        assert answer_of_forked_child(use) == str([SIZE] * 4), "another process looks for itself"
+
+
+def test_a_file_that_was_written_to_since_it_was_compared_is_compared_again(directory: Path, urls: list[str]) -> None:
     fill(directory, urls, "crc")
     with Cache(directory, verify_reads="crc") as cache:
-        with cache.pinned(urls[0]):
-            pass
         with cache.pinned(urls[0]) as path:
             flip(path)
         with cache.pinned(urls[0]) as path:
-            assert path.read_bytes() != body("/o/0.bin", SIZE)
+            assert path.read_bytes() == body("/o/0.bin", SIZE)
+        assert cache.statistics().quarantined == 1
+
+
+def fetch_anew(_: Connection, directory: Path, urls: list[str]) -> int:
+    with Cache(directory, verify_reads="crc") as cache:
+        num_removed = cache.clear().removed_entries
+        cache.acquire_many(urls)
+    return num_removed
+
+
+@pytest.mark.parametrize("comes_from", ["disk", "server"])
+def test_a_file_that_another_process_has_fetched_since_is_compared(
+    directory: Path, urls: list[str], stage: Stage, comes_from: str
+) -> None:
+    if comes_from == "disk":
+        fill(directory, urls, "crc")
+    with Cache(directory, verify_reads="crc") as cache:
+        paths = cache.acquire_many(urls)
+        cache.release_many(urls)
         Session(cache).flush()
-
-        def child() -> str:
-            with cache.pinned(urls[0]) as path:
-                return str(path.read_bytes() == body("/o/0.bin", SIZE))
-
-        assert answer_of_forked_child(child) == "True"
+        assert stage.run_all(fetch_anew, [(directory, urls)]) == [NUM]
+        flip(paths[2])
+        with cache.pinned(urls[2]) as path:
+            assert path.read_bytes() == body("/o/2.bin", SIZE)
 
 
 def test_a_changed_file_that_another_process_pins_is_an_error(directory: Path, urls: list[str], stage: Stage) -> None:

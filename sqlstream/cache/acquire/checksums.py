@@ -109,7 +109,8 @@ class Checksums:
 
     def after_fork_in_child(self) -> None:
         """Another process looks for itself."""
-        self._compared: set[bytes] = set()
+        self._compared: dict[bytes, int] = {}
+        """When the file that was compared has last changed, by key: another process may have fetched the object anew since."""
         self._unwritten: dict[bytes, _Unwritten] = {}
         self._num_writing = 0
 
@@ -120,15 +121,19 @@ class Checksums:
     def of_download(self, key: bytes, fd: int) -> int | None:
         """Return the checksum of an object that has just come, None if no user of this process wants any."""
         if not self._users:
-            self._compared.discard(key)
             return None
-        self._compared.add(key)
+        self._compared[key] = os.fstat(fd).st_ctime_ns
         return crc32_of(fd)
 
     def find_wrong(self, refs: Sequence[ObjectRef]) -> list[Known]:
         """Compare the files of objects that are held, each once in a process; return those that do not have their bytes."""
-        keys = [ref.key for ref in refs if ref.key not in self._compared]
+        keys = [ref.key for ref in refs if not self._is_compared(ref)]
         return [known for known in find(self._ledger, keys) if not self._agrees(known)] if keys else []
+
+    def _is_compared(self, ref: ObjectRef) -> bool:
+        compared_ns = self._compared.get(ref.key)
+        found = None if compared_ns is None else self._disk.identity_of_data(ref.key, ref.ext)
+        return found is not None and found.changed_ns == compared_ns
 
     def remove(self, wrong: Sequence[Known]) -> None:
         """Remove files that do not have their bytes, so that they are fetched again.
@@ -146,7 +151,8 @@ class Checksums:
             self._unwritten[known.key] = _Unwritten(found, known.ext, seen)
         elif found != known.crc32:
             return False
-        self._compared.add(known.key)
+        if seen is not None:
+            self._compared[known.key] = seen.changed_ns
         return True
 
     # -- with the owner's transactions --------------------------------------------------------------------------------
