@@ -47,7 +47,8 @@ class LargeDisk(FullDisk):
             for number in range(1200):
                 self.num_seen += 1
                 key = bytes.fromhex(folder) + number.to_bytes(15, "big")
-                yield DataFile(key=key, ext="", size_bytes=1, allocated_bytes=4096, used_at=float(number % 100 != 7))
+                used_at = float(number % 100 != 7)
+                yield DataFile(key=key, ext="", size_bytes=1, allocated_bytes=4096, came_at=0.0, used_at=used_at)
 
     def remove_data(self, key: bytes, ext: str) -> bool:
         self.removed.append(key)

@@ -130,6 +130,31 @@ def test_after_a_restart_of_the_machine_rows_and_files_are_compared(
     check_invariants(directory, at_rest=True)
 
 
+def rebuilt_after_days(directory: Path, urls: list[str]) -> None:
+    """Have objects come one a day, the last one now, and the ledger be made anew."""
+    with Cache(directory, limit=1 << 20) as cache:
+        paths = cache.acquire_many(urls[:NUM])
+    for days, path in enumerate(reversed(paths)):
+        os.utime(path, (time.time() - 86_400 * days,) * 2)
+    destroy(directory)
+    with Cache(directory, limit=1 << 20) as cache:
+        assert cache.statistics().entries == NUM
+
+
+def test_a_rebuild_and_a_later_restart_of_the_machine_leave_what_came_long_before(directory: Path, urls: list[str]) -> None:
+    rebuilt_after_days(directory, urls)
+    change_boot_id(directory)
+    with Cache(directory, limit=1 << 20) as cache:
+        assert cache.statistics().entries == NUM - 1, "the last one may be torn"
+        assert cache.verify() == []
+
+
+def test_a_rebuild_makes_no_object_younger(directory: Path, urls: list[str]) -> None:
+    rebuilt_after_days(directory, urls)
+    with Cache(directory, max_age="84h") as cache:
+        assert cache.statistics().entries == 4
+
+
 def test_without_a_restart_nothing_is_compared_at_open(directory: Path, urls: list[str]) -> None:
     with Cache(directory, limit=1 << 20) as cache:
         paths = cache.acquire_many(urls[:6])

@@ -61,6 +61,8 @@ class DataFile:
     ext: str
     size_bytes: int
     allocated_bytes: int
+    came_at: float
+    """Its change time: nothing writes to it once it is here."""
     used_at: float
     """Its access or change time, whichever is later."""
 
@@ -187,6 +189,7 @@ class Disk:
                         ext=match[2] or "",
                         size_bytes=status.st_size,
                         allocated_bytes=status.st_blocks * 512,
+                        came_at=status.st_mtime,
                         used_at=max(status.st_atime, status.st_mtime),
                     )
 

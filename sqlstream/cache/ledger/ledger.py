@@ -157,11 +157,10 @@ class LedgerTransaction:
 
     def enter_files(self, found: Mapping[Publication, int]) -> None:
         """Count files that a rebuild found, each with its tick."""
-        now = int(time.time())
         self.connection.executemany(
             "INSERT INTO entry (key, url, size, charged_bytes, state, tick, part, ext, dataset, etag, created_at) "
             "VALUES (?, ?, ?, ?, 'ready', ?, NULL, ?, NULL, NULL, ?) ON CONFLICT (key) DO NOTHING",
-            [(p.key, p.url, p.size_bytes, p.charged_bytes, tick, p.ext, now) for p, tick in found.items()],
+            [(p.key, p.url, p.size_bytes, p.charged_bytes, tick, p.ext, p.came_at) for p, tick in found.items()],
         )
 
     def newest(self) -> int:

@@ -63,6 +63,8 @@ class Publication:
     """Of its bytes, where a user of the process that brings it asks for checksums."""
     shard: bytes | None = None
     """Key of the shard that it is a member of."""
+    came_at: int | None = None
+    """When it came, in seconds since 1970; None: now."""
 
 
 class Account(NamedTuple):

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from sqlstream.cache.files.disk import DataFile, Disk
+from sqlstream.cache.ledger.last_uses import note_last_uses
 from sqlstream.cache.ledger.ledger import Ledger, LedgerTransaction, batched
 from sqlstream.cache.model.refs import BLOCK_BYTES
 from sqlstream.cache.model.rows import Publication, Reservation
@@ -39,6 +40,8 @@ def refill(connection: sqlite3.Connection, disk: Disk) -> None:
         # Ticks below zero, by age: whatever is used from now on is younger.
         found = [file for file in files if file.key.hex() not in live]
         tx.enter_files({_publication(disk, file): int(min(file.used_at - now, 0)) for file in found})
+        if found:
+            note_last_uses(tx, [file.key for file in found])  # when they were used was in the ledger that is lost
         connection.execute("COMMIT")
     connection.execute("BEGIN IMMEDIATE")
     tx.reserve(_reservation(disk, key, name) for key, name in live.items())
@@ -120,7 +123,9 @@ def _drop_strangers(ledger: Ledger, disk: Disk) -> None:
 
 def _publication(disk: Disk, file: DataFile) -> Publication:
     charge = max(disk.unit.charge(file.size_bytes), disk.unit.charge(file.allocated_bytes))
-    return Publication(key=file.key, url="", ext=file.ext, size_bytes=file.size_bytes, charged_bytes=charge)
+    return Publication(
+        key=file.key, url="", ext=file.ext, size_bytes=file.size_bytes, charged_bytes=charge, came_at=int(file.came_at)
+    )
 
 
 def _reservation(disk: Disk, key: str, name: str) -> Reservation:
