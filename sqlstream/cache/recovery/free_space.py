@@ -50,8 +50,10 @@ class FreeSpace:
 
     def ask(self, user: int, min_free_bytes: int) -> None:
         """Note what one user (a dataset or cache object) of this process wants; 0: nothing any more."""
-        self._wishes[user] = min_free_bytes
-        self.min_bytes = max(self._wishes.values())
+        self._wishes.pop(user, None)
+        if min_free_bytes:
+            self._wishes[user] = min_free_bytes
+        self.min_bytes = max(self._wishes.values(), default=0)
 
     def missing_bytes(self, tx: LedgerTransaction, need_bytes: int) -> int:
         """Return how many bytes must be freed before `need_bytes` more may be counted; 0: none.

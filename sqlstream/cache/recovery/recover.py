@@ -27,7 +27,7 @@ class Finding:
     """One thing on which ledger and disk disagree."""
 
     kind: str
-    """`missing file`, `wrong size`, `unknown file` or `wrong totals`."""
+    """`missing file`, `wrong size`, `wrong content`, `unknown file` or `wrong totals`."""
     key: str
     """Hex of the entry's key."""
     url: str
