@@ -7,6 +7,7 @@ until that is cleaned.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import tempfile
 import uuid
@@ -25,7 +26,7 @@ from sqlstream.cache.ledger.reports import Failure
 from sqlstream.cache.ledger.shard_units import ChosenUnit, ShardWish
 from sqlstream.cache.model.policies import POLICIES, Policy
 from sqlstream.cache.model.refs import ObjectRef
-from sqlstream.disk_room import FULL
+from sqlstream.disk_room import FULL, cure_of
 from sqlstream.errors import CacheClosedError, CacheDiskError, CacheError, FetchCancelledError, SqlStreamError
 from sqlstream.process import fork, locks
 from sqlstream.process.interrupts import Changes
@@ -389,9 +390,9 @@ class PrivateFilesSession:
                 fd = locks.adopt_descriptor(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
             return PrivateFile(name, path, fd, os.getpid())
         except OSError as error:
-            raise CacheDiskError(
-                f"the cache fails, and so does the temporary directory ({error}): mend that disk, or set TMPDIR"
-            ) from error
+            is_disk_right = error.errno in (errno.EMFILE, errno.ENFILE)
+            cure = cure_of(error) if is_disk_right else "mend that disk, or set TMPDIR"
+            raise CacheDiskError(f"the cache fails, and so does the temporary directory ({error}): {cure}") from error
 
 
 def _temporary_directory() -> str:

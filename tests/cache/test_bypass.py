@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import resource
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -227,6 +228,22 @@ def test_on_a_full_private_disk_what_is_ahead_makes_room_and_no_object_fails(cac
         cache.hold([refs[2]])
     for one in kept:
         session.release(one)
+
+
+def test_too_few_descriptors_for_private_files_are_named_with_the_cure(cache: Cache, private: Path) -> None:
+    break_ledger(cache)
+    read(cache, URLS[:1])
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = set(map(int, os.listdir("/proc/self/fd")))
+    free = [number for number in range(soft) if number not in taken]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free[5], hard))
+    try:
+        with pytest.raises(CacheDiskError, match=r"temporary directory .*Too many open files.*: raise `ulimit -n`$"):
+            cache.acquire_many(URLS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    read(cache, URLS)
+    assert files_in(private) == []
 
 
 def test_a_forked_child_removes_no_private_file_of_its_parent(cache: Cache, private: Path) -> None:
