@@ -136,6 +136,17 @@ def test_metadata_that_names_no_file_is_an_error(tmp_path: Path) -> None:
         opened(tmp_path / "c.zip", tmp_path)
 
 
+def test_metadata_may_have_columns_that_end_as_file_name_does_and_names_of_files_that_are_numbers(tmp_path: Path) -> None:
+    metadata = b"file_name,mask_file_name,profile_name,profile_names\n1,2,Ann,a b\n2,1,Bob,c\n"
+    (tmp_path / "a.zip").write_bytes(archive(**{"metadata.csv": metadata, "1": b"one", "2": b"two"}))
+    names = ("file", "mask", "profile_name", "profile_names")
+    with opened(tmp_path / "a.zip", tmp_path) as dataset:
+        assert [tuple(sample[name] for name in names) for sample in dataset] == [
+            (b"one", b"two", "Ann", "a b"),
+            (b"two", b"one", "Bob", "c"),
+        ]
+
+
 def test_an_archive_over_http_takes_two_requests_for_its_index(server: FaultyHttpServer, tmp_path: Path) -> None:
     files = {f"d{number % 7}__{number:04}.bin": bytes([number % 256]) * 40_000 for number in range(60)}
     server.objects["/big.zip"] = archive(**files)

@@ -20,7 +20,8 @@ from sqlstream.index.sources.base.derived import DerivedTable
 METADATA = re.compile(r"(?:.*/)?metadata\.(?:csv|jsonl|parquet)")
 """Paths of metadata files."""
 FILE_NAME = "file_name"
-_PATHS = re.compile(r"(?:.*_)?file_names?")
+PATHS = re.compile(r"(?:(.*)_)?file_name(s?)")
+"""Columns of paths: what stands before `file_name`, and whether they hold lists."""
 
 
 def with_paths(table: TableFile, folder: str, key: str, name: str) -> DerivedTable:
@@ -36,7 +37,7 @@ def with_paths(table: TableFile, folder: str, key: str, name: str) -> DerivedTab
         SchemaError: It has no `file_name`, so it does not say what its rows describe.
     """
     columns = table.schema().names
-    paths = [column for column in columns if _PATHS.fullmatch(column)]
+    paths = [column for column in columns if PATHS.fullmatch(column)]
     if not paths:
         raise SchemaError(
             f"{name} has no column {FILE_NAME!r} (it has {', '.join(map(repr, columns[:30]))}), which says "

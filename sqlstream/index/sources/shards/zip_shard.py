@@ -21,7 +21,7 @@ from sqlstream.errors import ConfigError, SchemaError, SourceError
 from sqlstream.index.sources.base.base import PLAIN
 from sqlstream.index.sources.base.byte_source import LocalBytes
 from sqlstream.index.sources.formats.by_extension import open_table
-from sqlstream.index.sources.places.folder import FILE_NAME, METADATA
+from sqlstream.index.sources.places.folder import FILE_NAME, METADATA, PATHS
 from sqlstream.index.sources.shards.columns import PartsBuilder, SampleParts, Texts
 from sqlstream.index.sources.shards.layout import MembersAreBytes, PartFile, ReadPart, Scratch
 from sqlstream.index.sources.shards.reading import ShardBytes, opened
@@ -40,7 +40,6 @@ from sqlstream.storage.members.zip.directory import ZipMembers, read_directory
 from sqlstream.storage.members.zip.member import ZipMember, content, local_name
 
 _MEDIA = (DataSampleType.IMAGE, DataSampleType.VIDEO, DataSampleType.AUDIO, DataSampleType.TEXT)
-_LISTS = "file_names"
 _SIZE_FACT = 2
 """Place of the content's size among the facts of a part: method, bytes as stored, bytes of the content, its CRC-32, and that of
 the name."""
@@ -215,10 +214,11 @@ def _described(
         where = f"{name}: {file.name}"
         record = source.read_at(file.start, file.stop - file.start)
         table = _read_table(content(record, file, name), file.name, where, temporary("metadata"))
-        columns = {column: _content_column(column) for column in table.schema.names if column.endswith(FILE_NAME)}
+        paths = {column: match for column in table.schema.names if (match := PATHS.fullmatch(column)) is not None}
+        columns = {column: match[1] or "" for column, match in paths.items()}  # of content; '': it is called by its extension
         if FILE_NAME not in columns:
             raise SchemaError(f"{where} has no column {FILE_NAME!r}, which says what its rows describe: add it")
-        if any(column.endswith(_LISTS) for column in table.schema.names):
+        if any(match[2] for match in paths.values()):
             raise SchemaError(f"{where} has lists of file names, which are not read from a ZIP: give each file a column")
         folder = posixpath.dirname(file.name)
         named = {column: [_found(folder, value, members, where) for value in table[column].to_pylist()] for column in columns}
@@ -242,11 +242,6 @@ def _read_table(data: bytes, file: str, where: str, temporary: Path) -> pa.Table
         temporary.unlink(missing_ok=True)
 
 
-def _content_column(column: str) -> str:
-    """Return what the content is called that a column of file names leads to; empty: by its extension."""
-    return column.removesuffix(FILE_NAME).removesuffix("_")
-
-
 def _column(known: str, name: str) -> str:
     if known:
         return known
@@ -254,10 +249,11 @@ def _column(known: str, name: str) -> str:
     return next((str(kind) for kind in _MEDIA if extension in EXTENSIONS[kind]), "file")
 
 
-def _found(folder: str, value: str | None, members: Mapping[str, ZipMember], where: str) -> ZipMember | None:
+def _found(folder: str, value: object, members: Mapping[str, ZipMember], where: str) -> ZipMember | None:
     if value is None:
         return None
-    path = posixpath.normpath(posixpath.join(folder, value))
-    if (member := members.get(path)) is None or value.startswith("/"):
+    written = str(value)  # names without extensions may read as numbers
+    path = posixpath.normpath(posixpath.join(folder, written))
+    if (member := members.get(path)) is None or written.startswith("/"):
         raise SourceError(f"{where} names {value!r}, and the archive has no such file: mend the metadata")
     return member
