@@ -147,6 +147,24 @@ def test_metadata_may_have_columns_that_end_as_file_name_does_and_names_of_files
         ]
 
 
+def test_columns_of_several_metadata_files_have_the_values_of_each_or_are_refused_by_name(tmp_path: Path) -> None:
+    for name, one, two, wanted in (
+        ("null", b"null", b"[1, 2]", [None, [1, 2]]),
+        ("float", b"1", b"2.5", [1.0, 2.5]),
+        ("text", b"[1]", b'"t"', r"'n' is JSON in .*text\.zip: a/metadata\.jsonl and string in .*text\.zip: b/metadata\.jsonl"),
+        ("type", b"1", b'"t"', r"'n' is int64 in .*, or leave it out of the metadata$"),
+        ("sign", b"-1", b"18446744073709551615", r"sign\.zip: its metadata have values of several types"),
+    ):
+        files = {f"{at}__metadata.jsonl": b'{"file_name": "x.png", "n": %b}' % value for at, value in (("a", one), ("b", two))}
+        (tmp_path / f"{name}.zip").write_bytes(archive(**files, **{"a__x.png": b"a", "b__x.png": b"b"}))
+        if isinstance(wanted, str):
+            with pytest.raises(SchemaError, match=wanted):
+                opened(tmp_path / f"{name}.zip", tmp_path)
+        else:
+            with opened(tmp_path / f"{name}.zip", tmp_path) as dataset:
+                assert [sample["n"] for sample in dataset] == wanted
+
+
 def test_an_archive_over_http_takes_two_requests_for_its_index(server: FaultyHttpServer, tmp_path: Path) -> None:
     files = {f"d{number % 7}__{number:04}.bin": bytes([number % 256]) * 40_000 for number in range(60)}
     server.objects["/big.zip"] = archive(**files)

@@ -19,9 +19,13 @@ class TableSchema:
     """The columns agreed on so far, in the order of first appearance.
 
     A column that a file lacks reads as None there. Integers and floats widen; any other difference is an error.
+
+    Args:
+        otherwise: What helps with a column of several types beside writing it with one, for errors.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, otherwise: str = "leave it out with index_cols_to_keep") -> None:
+        self._otherwise = otherwise
         self.fields: dict[str, pa.Field[Any]] = {}
         self._origins: dict[str, str] = {}
         self._missing: dict[str, str | None] = {}
@@ -69,7 +73,7 @@ class TableSchema:
             cure = "write it with one type" if missing is None else f"{missing}, so leave those fields empty"
             raise SchemaError(
                 f"column {field.name!r} is {_readable(known)} in {self._origins[field.name]} and {_readable(field)} in {file}: "
-                f"{cure}, or leave it out with index_cols_to_keep"
+                f"{cure}, or {self._otherwise}"
             )
         self.fields[field.name] = known.with_type(kind)
 

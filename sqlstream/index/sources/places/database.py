@@ -97,7 +97,7 @@ class DatabaseTable:
 
     def __init__(self, url: str, query: str, spool: Path) -> None:
         self._spool = Spool(spool)
-        merged = TableSchema()
+        merged = TableSchema("cast it in the query")
         for batch in _stream(url, query):
             merged.merge(batch.schema, urls.redact(url))
             self._spool.write(batch)

@@ -29,6 +29,7 @@ from sqlstream.index.sources.shards.samples import ShardSamples
 from sqlstream.index.sources.shards.values import check_bytes, check_members, with_values
 from sqlstream.index.types.models import SourceFile
 from sqlstream.index.types.pandas_import import load_pandas
+from sqlstream.index.types.schema import TableSchema
 from sqlstream.sample_types import EXTENSIONS, DataSampleType
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.protocols import RemoteReader, ZipRecord
@@ -209,7 +210,7 @@ def _described(
     files: Sequence[ZipMember], members: Mapping[str, ZipMember], source: ByteRange, name: str, temporary: Callable[[str], Path]
 ) -> ShardSamples:
     """Return the rows of metadata files, with the members that they name."""
-    tables, keys, parts = [], list[str](), list[dict[str, SamplePart]]()
+    tables, keys, parts = dict[str, pa.Table](), list[str](), list[dict[str, SamplePart]]()
     for file in sorted(files, key=lambda file: file.name):
         where = f"{name}: {file.name}"
         record = source.read_at(file.start, file.stop - file.start)
@@ -227,9 +228,27 @@ def _described(
             parts.append({_column(columns[c], member.name): _part(member) for c, member in found.items() if member is not None})
             main = found[FILE_NAME]
             keys.append(f"{file.name}:{number}" if main is None else main.name)
-        tables.append(table)
-    beside = pa.concat_tables(tables, promote_options="permissive")
-    return ShardSamples(keys=Texts.of(keys), parts=SampleParts.of(parts), beside=beside, size_fact=_SIZE_FACT)
+        tables[where] = table
+    return ShardSamples(keys=Texts.of(keys), parts=SampleParts.of(parts), beside=_joined(tables, name), size_fact=_SIZE_FACT)
+
+
+def _joined(tables: Mapping[str, pa.Table], name: str) -> pa.Table:
+    """Return the rows of metadata files, by their names, as one table.
+
+    Raises:
+        SchemaError: A column has values of conflicting types.
+    """
+    if len(tables) == 1:
+        return next(iter(tables.values()))
+    merged = TableSchema("leave it out of the metadata")
+    for where, table in tables.items():
+        merged.merge(table.schema, where)
+    try:
+        found = pa.concat_tables(tables.values(), promote_options="permissive")
+    except pa.ArrowException as error:
+        raise SchemaError(f"{name}: its metadata have values of several types ({error}): give each column one type") from error
+    fields = [merged.fields[field.name].with_type(field.type) for field in found.schema]  # JSON, also behind NULL alone
+    return pa.Table.from_arrays(found.columns, schema=pa.schema(fields))
 
 
 def _read_table(data: bytes, file: str, where: str, temporary: Path) -> pa.Table:
