@@ -123,7 +123,7 @@ def archive(**files: bytes) -> bytes:
     return data.getvalue()
 
 
-def test_metadata_that_names_no_file_is_an_error(tmp_path: Path) -> None:
+def test_metadata_that_names_no_file_or_two_for_one_column_is_an_error(tmp_path: Path) -> None:
     for name, files, why in (
         ("a.zip", {"metadata.csv": b"file_name,x\nno.png,1\n", "a.png": b"a"}, "'no.png'"),
         ("b.zip", {"metadata.csv": b"file_name,x\n../a.png,1\n", "a.png": b"a"}, r"'\.\./a\.png'"),
@@ -134,6 +134,10 @@ def test_metadata_that_names_no_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "c.zip").write_bytes(archive(**{"metadata.csv": b"x\n1\n", "a.png": b"a"}))
     with pytest.raises(SchemaError, match="file_name"):
         opened(tmp_path / "c.zip", tmp_path)
+    two = {"metadata.csv": b"file_name,image_file_name\na.png,b.png\n", "a.png": b"a", "b.png": b"b"}
+    (tmp_path / "d.zip").write_bytes(archive(**two))
+    with pytest.raises(SchemaError, match=r"d\.zip: metadata\.csv: row 0 has two files for the column 'image'"):
+        opened(tmp_path / "d.zip", tmp_path)
 
 
 def test_metadata_may_have_columns_that_end_as_file_name_does_and_names_of_files_that_are_numbers(tmp_path: Path) -> None:

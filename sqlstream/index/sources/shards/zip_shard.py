@@ -225,11 +225,27 @@ def _described(
         named = {column: [_found(folder, value, members, where) for value in table[column].to_pylist()] for column in columns}
         for number in range(table.num_rows):
             found = {column: values[number] for column, values in named.items()}
-            parts.append({_column(columns[c], member.name): _part(member) for c, member in found.items() if member is not None})
+            parts.append(_parts(found, columns, f"{where}: row {number}"))
             main = found[FILE_NAME]
             keys.append(f"{file.name}:{number}" if main is None else main.name)
         tables[where] = table
     return ShardSamples(keys=Texts.of(keys), parts=SampleParts.of(parts), beside=_joined(tables, name), size_fact=_SIZE_FACT)
+
+
+def _parts(found: Mapping[str, ZipMember | None], columns: Mapping[str, str], row: str) -> dict[str, SamplePart]:
+    """Return the members that a row of metadata names, by the columns of their content.
+
+    Raises:
+        SchemaError: Two have one column.
+    """
+    parts = dict[str, SamplePart]()
+    for by, member in found.items():
+        if member is None:
+            continue
+        if (column := _column(columns[by], member.name)) in parts:
+            raise SchemaError(f"{row} has two files for the column {column!r}, one of them by {by!r}: rename that column")
+        parts[column] = _part(member)
+    return parts
 
 
 def _joined(tables: Mapping[str, pa.Table], name: str) -> pa.Table:
