@@ -151,6 +151,21 @@ def test_metadata_may_have_columns_that_end_as_file_name_does_and_names_of_files
         ]
 
 
+def test_metadata_are_read_in_any_folder_and_errors_call_them_as_the_archive_does(
+    server: FaultyHttpServer, tmp_path: Path
+) -> None:
+    server.objects["/a.zip"] = archive(**{"1?__metadata.csv": b"file_name,n\na.png,7\n", "1?__a.png": b"a"})
+    with opened(f"{server.url}/a.zip", tmp_path) as dataset:
+        assert [(sample["n"], sample["image"]) for sample in dataset] == [(7, b"a")]
+    for text, error, why in (
+        (b"file_name,n\na.png,7,8\n", SourceError, r"b\.zip: metadata\.csv, line 2: 3 values"),
+        (b"file_name,file_name\na.png,a.png\n", SchemaError, "'file_name' more than once"),
+    ):
+        (tmp_path / "b.zip").write_bytes(archive(**{"metadata.csv": text, "a.png": b"a"}))
+        with pytest.raises(error, match=why):
+            opened(tmp_path / "b.zip", tmp_path)
+
+
 def test_columns_of_several_metadata_files_have_the_values_of_each_or_are_refused_by_name(tmp_path: Path) -> None:
     for name, one, two, wanted in (
         ("null", b"null", b"[1, 2]", [None, [1, 2]]),

@@ -20,7 +20,7 @@ import pyarrow as pa
 from sqlstream.errors import ConfigError, SchemaError, SourceError
 from sqlstream.index.sources.base.base import PLAIN
 from sqlstream.index.sources.base.byte_source import LocalBytes
-from sqlstream.index.sources.formats.by_extension import open_table
+from sqlstream.index.sources.formats.by_extension import FORMATS
 from sqlstream.index.sources.places.folder import FILE_NAME, METADATA, PATHS
 from sqlstream.index.sources.shards.columns import PartsBuilder, SampleParts, Texts
 from sqlstream.index.sources.shards.layout import MembersAreBytes, PartFile, ReadPart, Scratch
@@ -222,7 +222,8 @@ def _described(
         if any(match[2] for match in paths.values()):
             raise SchemaError(f"{where} has lists of file names, which are not read from a ZIP: give each file a column")
         folder = posixpath.dirname(file.name)
-        named = {column: [_found(folder, value, members, where) for value in table[column].to_pylist()] for column in columns}
+        at = table.schema.names.index  # of a column that comes twice the first: what becomes of the rows says so
+        named = {name: [_found(folder, value, members, where) for value in table[at(name)].to_pylist()] for name in columns}
         for number in range(table.num_rows):
             found = {column: values[number] for column, values in named.items()}
             parts.append(_parts(found, columns, f"{where}: row {number}"))
@@ -270,7 +271,7 @@ def _joined(tables: Mapping[str, pa.Table], name: str) -> pa.Table:
 def _read_table(data: bytes, file: str, where: str, temporary: Path) -> pa.Table:
     try:
         temporary.write_bytes(data)
-        table = open_table(LocalBytes(temporary), where + urls.extension(file), PLAIN)
+        table = FORMATS[urls.extension(file)](LocalBytes(temporary), where, PLAIN)
         names_of = table.schema().names
         return pa.Table.from_batches(table.batches(names_of), pa.schema(list(table.schema())))
     finally:
