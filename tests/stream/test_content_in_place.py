@@ -57,7 +57,7 @@ def src(server: FaultyHttpServer, tmp_path: Path) -> str:
     return server.url + PATH
 
 
-def opened(src: str | Path, folder: Path, **options: Any) -> StreamingDataset:
+def opened(src: str | Path | list[str], folder: Path, **options: Any) -> StreamingDataset:
     return StreamingDataset(src, folder / "cache", **({"show_progress": False} | options))
 
 
@@ -183,6 +183,22 @@ def test_a_row_without_content_is_an_error_if_the_column_is_named(tmp_path: Path
     options: dict[str, Any] = {"columns_to_download": ["image"], "allow_missing_columns": True}
     with opened(tmp_path / "t.parquet", tmp_path, **options) as dataset:
         assert [dataset[row]["image"] for row in range(3)] == [images[0], None, None]
+
+
+def test_a_remote_file_without_the_content_that_is_wanted_has_none(server: FaultyHttpServer, src: str, tmp_path: Path) -> None:
+    other = table().select(["label", "sound"]).replace_schema_metadata(table().schema.metadata)
+    pq.write_table(other, tmp_path / "other.parquet", row_group_size=GROUP_ROWS)
+    server.objects["/data/other.parquet"] = (tmp_path / "other.parquet").read_bytes()
+    both = [src, f"{server.url}/data/other.parquet"]
+    with opened(both, tmp_path, columns_to_download=["image"], allow_missing_columns=True, on_error="raise") as dataset:
+        found = [(sample["image"], sample["label"]) for sample in dataset]
+    assert found[:NUM_ROWS] == [({"bytes": picture(at), "path": f"{at}.jpg"}, at % 5) for at in range(NUM_ROWS)]
+    assert found[NUM_ROWS:] == [(None, at % 5) for at in range(NUM_ROWS)]
+    with (
+        opened(both, tmp_path, columns_to_download=["image"], on_error="raise") as dataset,
+        pytest.raises(MissingFieldError, match=f"row {NUM_ROWS} .* has no content in column 'image'"),
+    ):
+        list(dataset)
 
 
 @pytest.mark.parametrize("has_bytes", [False, True])

@@ -55,7 +55,7 @@ def src(server: FaultyHttpServer, tmp_path: Path) -> str:
     return publish(server, tmp_path)
 
 
-def lazily(src: str | Path, cache: Path, **options: Any) -> StreamingDataset:
+def lazily(src: str | Path | list[str | Path], cache: Path, **options: Any) -> StreamingDataset:
     defaults = {"lazy_index_chunk_size": CHUNK_ROWS, "shuffle_seed": 7, "show_progress": False}
     return StreamingDataset(src, cache, **(defaults | options))
 
@@ -92,6 +92,20 @@ def test_samples_are_those_of_a_built_index(src: str, tmp_path: Path) -> None:
         assert len(got) == NUM_ROWS
         assert all(sample == by_row[sample["__row__"]] for sample in got)
         assert len(lazy) == len(built) == NUM_ROWS
+
+
+@pytest.mark.parametrize("where", [None, "score IS NULL"])
+def test_files_that_have_none_of_the_columns_have_rows_all_the_same_and_are_not_read(
+    where: str | None, server: FaultyHttpServer, src: str, tmp_path: Path
+) -> None:
+    pq.write_table(pa.table({"other": range(NUM_ROWS)}), tmp_path / "other.parquet", row_group_size=CHUNK_ROWS)
+    server.objects["/data/other.parquet"] = (tmp_path / "other.parquet").read_bytes()
+    keep: dict[str, Any] = {"columns_to_download": [], "index_cols_to_keep": ["score"], "where": where, "shuffle_seed": None}
+    for of_table, other in ((src, f"{server.url}/data/other.parquet"), (tmp_path / "rows.parquet", tmp_path / "other.parquet")):
+        with lazily([of_table, other], tmp_path / "cache", **keep) as lazy:
+            scores = [sample["score"] for sample in lazy]
+        assert scores == ([] if where else table()["score"].to_pylist()) + [None] * NUM_ROWS
+    assert len([request for request in server.requests("/data/other.parquet") if request.method == "GET"]) == 1, "its footer"
 
 
 def test_random_access_fetches_the_one_chunk_that_it_needs(server: FaultyHttpServer, src: str, tmp_path: Path) -> None:

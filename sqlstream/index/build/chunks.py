@@ -30,7 +30,7 @@ class ChunkPlace:
 
     file: SourceFile
     spans: tuple[Span, ...]
-    """What to bring of it; none of a local file, which is read in place."""
+    """What to bring of it; none of a local file, which is read in place, nor where it has nothing that is wanted."""
     version: str = ""
     """What tells its bytes from those of another version: that of the server, else a hash of how the file ends."""
     ending: bytes = field(default=b"", repr=False)
@@ -67,7 +67,7 @@ class ChunkPlace:
         Raises:
             SourceChangedError: A local file is not what was indexed.
         """
-        if self.spans:
+        if urls.is_remote(self.file.url):
             assert self.file.size_bytes is not None
             with contextlib.closing(Pieces(self.spans, files, self.file.size_bytes)) as pieces:
                 yield pieces

@@ -29,6 +29,7 @@ from sqlstream.index.file.writer import IndexWriter
 from sqlstream.index.sources.base.access import named_errors
 from sqlstream.index.sources.base.ahead import ReadsAhead
 from sqlstream.index.sources.base.base import TableFile
+from sqlstream.index.sources.base.derived import derived_rows
 from sqlstream.index.sources.base.unfold import together as as_one
 from sqlstream.index.sources.plan.parts import DerivedPart, FilePart, over, parquet_part
 from sqlstream.order.permute import Int64Array
@@ -113,7 +114,8 @@ class ParquetChunks:
         with place.opened(files) as opened:
             table = over(part, RowGroupTable(self._footer(source, store), name, opened, groups, is_copied=bool(place.spans)))
             own = set(table.schema().names)
-            return as_one(table.batches([column.name for column in store.columns if column.name in own]), name)
+            rows = derived_rows(table, [column.name for column in store.columns if column.name in own])
+            return as_one((batch for batch, _ in rows), name)
 
     def _part(self, source: int) -> ParquetPart:
         part = self._parts[source]

@@ -110,6 +110,9 @@ class RowGroupTable:
         is_copied: Its bytes are a copy in the cache.
     """
 
+    counts_rows = True
+    """Rows of which no column is asked for take no bytes: the footer counts them."""
+
     def __init__(
         self,
         metadata: pq.FileMetaData,
@@ -129,8 +132,15 @@ class RowGroupTable:
 
     def batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield the rows."""
+        if not names:
+            yield pa.RecordBatch.from_arrays([pa.nulls(self._num_rows)], names=[""]).select([])
+            return
         with arrow_errors(self._name, self._cure):  # without threads: it runs in workers that were forked
             yield from parquet_batches(self._opened, self._groups, names, self._name, use_threads=False)
+
+    @property
+    def _num_rows(self) -> int:
+        return sum(self._metadata.row_group(group).num_rows for group in self._groups)
 
     def _opened(self, folded: list[str]) -> pq.ParquetFile:
         assert self._source is not None, "rows are read of bytes"

@@ -45,7 +45,7 @@ class DerivedTable:
         *,
         says_place: bool = False,
     ) -> None:
-        self._table, self._schema = table, table.schema()
+        self.table, self._schema = table, table.schema()
         self._says_place = says_place
         self.listed: Callable[[], Iterator[str]] = getattr(table, "listed", lambda: iter(()))
         """What a listing says of the files of each row (`DirectoryTable.listed`); nothing of other tables."""
@@ -73,7 +73,7 @@ class DerivedTable:
     def rows(self, names: Sequence[str]) -> Iterator[DerivedRows]:
         """Yield the rows, and what of them the table has otherwise."""
         origins = {name: self._copies.get(name, name) for name in names if name not in self._constants}
-        for batch, before in derived_rows(self._table, list(dict.fromkeys(origins.values()))):
+        for batch, before in derived_rows(self.table, list(dict.fromkeys(origins.values()))):
             columns: list[pa.Array[Any]] = []
             as_written: dict[str, pa.Array[Any]] = {}
             for name in names:
@@ -92,9 +92,18 @@ class DerivedTable:
 
 def derived_rows(table: TableFile, names: Sequence[str]) -> Iterator[DerivedRows]:
     """Yield the rows of any table, and what of them it has otherwise; rows of which nothing is wanted are rows, too."""
-    if not names and (some := table.schema().names[:1]):  # formats count the rows of a column
-        return (DerivedRows(rows.batch.select([]), {}) for rows in derived_rows(table, some))
+    if not names:
+        return (DerivedRows(batch, {}) for batch in _bare_rows(table))
     return table.rows(names) if isinstance(table, DerivedTable) else (DerivedRows(batch, {}) for batch in table.batches(names))
+
+
+def _bare_rows(table: TableFile) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a table without columns."""
+    if isinstance(table, DerivedTable):
+        return _bare_rows(table.table)
+    if getattr(table, "counts_rows", False) or not (some := table.schema().names[:1]):
+        return table.batches([])
+    return (batch.select([]) for batch in table.batches(some))  # formats count the rows of a column
 
 
 def below(base_url: str, *, keeps_rooted: bool = False) -> Rewrite:
