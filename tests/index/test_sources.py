@@ -378,6 +378,22 @@ def test_a_json_number_too_large_is_infinite_and_said_once_with_its_place(
     ]
 
 
+@pytest.mark.parametrize("extension", ["jsonl", "json"])
+def test_a_json_number_too_large_whose_key_comes_again_is_no_value(
+    extension: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    row = '{"index": "k", "x": 1e400, "x": 2}'
+    (tmp_path / f"t.{extension}").write_text(row if extension == "jsonl" else f"[{row}]")
+    assert all_rows(build(tmp_path, tmp_path / f"t.{extension}")) == [{"index": "k", "x": 2}]
+    assert not caplog.messages
+
+
+def test_a_json_key_that_is_no_unicode_is_named_with_its_place(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text('{"x": 1}\n{"x": 1, "\\ud83d": null}\n')
+    with pytest.raises(SourceError, match=r"t\.jsonl, line 2: the key '\\ud83d' holds half a surrogate pair"):
+        build(tmp_path, tmp_path / "t.jsonl")
+
+
 def test_names_that_read_as_numbers_too_large_stay_text(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = write_csv(tmp_path / "t.csv", "index,n\n" + "".join(f"k{at},{at}e{900 + at}\n" for at in range(1, 50)))
     with caplog.at_level(logging.WARNING):

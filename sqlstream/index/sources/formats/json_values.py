@@ -29,6 +29,7 @@ CURE = "If it was cut short while it was written or copied, write it again"
 _ROWS = 4096
 _EXACT_INTEGER = 2**53  # that a float64 always holds
 _NONE = type(None)
+_NO_UNICODE = "holds half a surrogate pair, which is no Unicode: mend it"
 
 
 class Record(NamedTuple):
@@ -68,8 +69,11 @@ class JsonRecords(ABC):
         columns: dict[str, _Kinds] = {}
         huge: list[Record] = []
         for rows in batched(self.records(), _ROWS):
-            huge += [row for row in rows if row.huge]
+            huge += [row for row in rows if row.huge and any(map(row.holds_infinity, row.values))]  # else a key came twice
             for name in dict.fromkeys(chain.from_iterable(row.values for row in rows)):
+                if name not in columns and _has_surrogates(name):
+                    place = next(row.place for row in rows if name in row.values)
+                    raise SourceError(f"{self._name}, {place}: the key {name!r} {_NO_UNICODE}")
                 columns.setdefault(name, _Kinds()).add([row.values.get(name) for row in rows], rows)
         self._schema = pa.schema([self._decide(name, kinds) for name, kinds in columns.items()])
         if huge:
@@ -117,11 +121,8 @@ class JsonRecords(ABC):
         try:
             return pa.array(values, field.type)
         except UnicodeEncodeError:
-            at = next(i for i, v in enumerate(values) if isinstance(v, str) and any("\ud800" <= c <= "\udfff" for c in v))
-            raise SourceError(
-                f"{self._name}, {rows[at].place}: the text in {field.name!r} holds half a surrogate pair, "
-                "which is no Unicode: mend it"
-            ) from None
+            at = next(i for i, v in enumerate(values) if isinstance(v, str) and _has_surrogates(v))
+            raise SourceError(f"{self._name}, {rows[at].place}: the text in {field.name!r} {_NO_UNICODE}") from None
 
     def _decide(self, name: str, kinds: _Kinds) -> pa.Field[Any]:
         seen = set(kinds.first) - {_NONE}
@@ -161,6 +162,10 @@ class _Kinds:
         if int in kinds:
             whole = values if len(kinds) == 1 else [value for value in values if type(value) is int]
             self.least, self.most = min(self.least, *whole), max(self.most, *whole)
+
+
+def _has_surrogates(text: str) -> bool:
+    return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def batched(rows: Iterable[Record], count: int) -> Iterator[list[Record]]:
