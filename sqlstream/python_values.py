@@ -50,13 +50,16 @@ class NanosecondDatetime(dt.datetime):
         return f"{text[:26]}{self.nanosecond:03}{text[26:]}"
 
     def __eq__(self, other: object) -> bool:
-        return super().__eq__(other) and self.nanosecond == getattr(other, "nanosecond", 0)
+        if (is_equal := super().__eq__(other)) is NotImplemented:  # which counts as true
+            return NotImplemented
+        return is_equal and self.nanosecond == getattr(other, "nanosecond", 0)
 
     def __ne__(self, other: object) -> bool:  # datetime has its own
         return not self == other
 
     def __hash__(self) -> int:
-        return hash((super().__hash__(), self.nanosecond))
+        whole = super().__hash__()  # that of the moment without nanoseconds, which is equal
+        return hash((whole, self.nanosecond)) if self.nanosecond else whole
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[object, ...]:
         plain = dt.datetime.combine(self.date(), self.timetz())

@@ -121,6 +121,10 @@ def test_nanoseconds_keep_their_zone_and_every_digit(tmp_path: Path) -> None:
     assert first != second
     assert pickle.loads(pickle.dumps(first)) == copy.copy(first) == first
     assert pickle.loads(pickle.dumps(first)).nanosecond == 789
+    assert first not in (None, "2024", 789)
+    whole = first.replace(microsecond=0)
+    assert whole != "2024"
+    assert {whole: 1}[dt.datetime.fromisoformat(whole.isoformat())] == 1
     index = Index(next((tmp_path / "index").glob("*.sqlite")))
     exported = arrays_of(index.columns, index.stored_rows([0, 1, 2, 3]))
     assert exported[1].equals(stored)
