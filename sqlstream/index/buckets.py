@@ -120,18 +120,19 @@ class _Sorter:
 
 
 def _asked(buckets: Buckets, into: Callable[[Any], BucketValue], value: Any) -> BucketValue:
-    """Return what the user's function makes of a value.
+    """Return what the user's function makes of a value, numbers of numpy as those of Python.
 
     Raises:
         ConfigError: It fails.
     """
     try:
-        return into(value)
+        bucket: BucketValue = _plain(into(value))
     except Exception as error:
         raise ConfigError(
             f"batches by {buckets.by!r}: into= failed on {value!r}: {text_of(error)}; have it give a bucket for "
             "each value, or leave such rows out with where="
         ) from error
+    return bucket
 
 
 def open_buckets(
@@ -302,6 +303,8 @@ def _itself(value: Any) -> Any:
 
 def _plain(value: Any) -> BucketValue:
     """Return a bucket with numbers of Python in place of numpy's and torch's, which JSON does not take."""
+    if isinstance(value, float | str):  # their spelling is in the names of tables, and in states
+        return value
     return tuple(map(_plain, value)) if isinstance(value, tuple) else plain_number(value)
 
 

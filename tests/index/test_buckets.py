@@ -101,6 +101,12 @@ def test_a_function_is_asked_once_for_each_distinct_value_and_what_it_says_names
     assert opened(index, "max(width, height)", lambda side: side // 1001).path != table.path
 
 
+def test_a_function_may_give_numbers_of_numpy(index: Index) -> None:
+    plain = opened(index, "width", lambda width: (width > 640, width // 64))
+    given = opened(index, "width", lambda width: (np.bool_(width > 640), np.int64(width // 64)))
+    assert (given.values, given.sizes, given.path) == (plain.values, plain.sizes, plain.path)
+
+
 def test_values_above_int64_are_the_integers_that_the_file_has(tmp_path: Path) -> None:
     index = build(tmp_path, write_csv(tmp_path / "large.csv", f"index,n\na,5\nb,{2**63 + 5}\nc,5\n"))
     assert keys_in(index, opened(index, "n")) == {5: "ac", 2**63 + 5: "b"}
