@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from pathlib import Path
 
 import pytest
 
 from sqlstream import StreamingDataset
-from sqlstream.errors import ConfigError, SourceError
+from sqlstream.errors import ConfigError, ObjectNotFoundError, SourceError
 from tests.stream.shards import samples, tar_of
 
 NO_TEXT = os.fsdecode(b"caf\xe9")
@@ -33,3 +34,21 @@ def test_a_nul_is_in_no_name(tmp_path: Path) -> None:
         StreamingDataset(f"{tmp_path}/a\0b.csv", tmp_path / "cache")
     with pytest.raises(ConfigError, match=r"the cache directory .* has a NUL in it: give another one"):
         StreamingDataset(f"{tmp_path}/t.csv", f"{tmp_path}/a\0b")
+
+
+@pytest.mark.parametrize("folder", ["run[1]", "lr=*?"])
+def test_marks_in_the_name_of_the_working_directory_are_no_wildcard(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / folder / "k=1"
+    place.mkdir(parents=True)
+    (place / "t.csv").write_text("n,image\n7,a.png\n")
+    (place / "a.png").write_bytes(b"a")
+    monkeypatch.chdir(tmp_path / folder)
+    pattern = f"{glob.escape(str(tmp_path / folder))}/k=1/../k=*/*.csv"
+    for src in ("k=1/*.csv", "./k=1/../**/t.csv", pattern):
+        with StreamingDataset(src, tmp_path / "cache", columns_to_download=[], show_progress=False) as dataset:
+            assert [(sample["n"], sample.get("k", 1)) for sample in dataset] == [(7, 1)]
+            assert Path(dataset.index.base_url) == (place if src.startswith("k=1") else tmp_path / folder)
+    with pytest.raises(ObjectNotFoundError, match=r"k=1/u\.csv does not exist"):
+        StreamingDataset("k=1/u.csv", tmp_path / "cache", show_progress=False)

@@ -181,7 +181,7 @@ def _check_place(measure: Measure, path: Path, index: Path) -> None:
     """
     from sqlstream.index.info import describe
     from sqlstream.index.sources.places.database import file_of
-    from sqlstream.index.sources.places.wildcard import has_wildcard, matcher
+    from sqlstream.index.sources.places.wildcard import anchored, has_wildcard, matcher
     from sqlstream.storage.base import urls
 
     place = Path(os.path.realpath(path))
@@ -194,10 +194,9 @@ def _check_place(measure: Measure, path: Path, index: Path) -> None:
             is_all = urls.is_remote(url) or place == Path(os.path.realpath(measure.src))
             where = "is the source" if is_all else f"is of the source {measure.src}"
             raise OutputExistsError(f"--out {path} {where}: give another file")
-    if not urls.is_remote(measure.src) and has_wildcard(measure.src):
-        pattern = os.path.abspath(urls.local_path(measure.src))
-        if matcher(pattern).fullmatch(os.path.abspath(path)):
-            raise OutputExistsError(f"--out {path} would be read as a file of the source {measure.src}: give another file")
+    is_wildcard = not urls.is_remote(measure.src) and has_wildcard(measure.src)
+    if is_wildcard and matcher(anchored(measure.src)).fullmatch(os.path.abspath(path)):
+        raise OutputExistsError(f"--out {path} would be read as a file of the source {measure.src}: give another file")
     if path.suffix != ".parquet":
         raise ConfigError(
             f"--out {path} would not be read as what it is: a table of Parquet: give a name that ends in .parquet"

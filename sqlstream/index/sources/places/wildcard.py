@@ -7,6 +7,7 @@ import glob
 import logging
 import os
 import re
+from itertools import takewhile
 from pathlib import Path
 
 from sqlstream.errors import AccessDeniedError, ObjectNotFoundError, SourceError
@@ -19,6 +20,7 @@ from sqlstream.storage.base.unfinished import END, JOURNAL_NAME
 logger = logging.getLogger(__name__)
 
 _TOKEN = re.compile(r"\*\*/|\*\*|\*|\?|\[!?\]?[^\]]*\]|.", re.DOTALL)
+_ESCAPED = re.compile(r"\[([*?\[])\]")
 
 
 def has_wildcard(src: str) -> bool:
@@ -29,13 +31,20 @@ def has_wildcard(src: str) -> bool:
 
 
 def fixed_part(pattern: str) -> str:
-    """Return the directory before the first wildcard, with its slash at the end.
+    """Return the directory before the first wildcard, with its slash at the end; a set of one mark, as `[[]`, is that mark.
 
     Example:
-        >>> fixed_part("s3://bucket/data/part-*.csv"), fixed_part("*.csv")
-        ('s3://bucket/data/', '')
+        >>> fixed_part("s3://bucket/data/part-*.csv"), fixed_part("*.csv"), fixed_part("/run[[]1]/d/*.csv")
+        ('s3://bucket/data/', '', '/run[1]/d/')
     """
-    return re.split(r"[*?\[]", pattern, maxsplit=1)[0].rpartition("/")[0] + "/" if "/" in pattern else ""
+    fixed = "".join(_ESCAPED.sub(r"\1", token) for token in takewhile(_is_fixed, _TOKEN.findall(pattern)))
+    return fixed.rpartition("/")[0] + "/" if "/" in pattern else ""
+
+
+def anchored(pattern: str) -> str:
+    """Return a local wildcard from the root on; marks in the name of the working directory are none of it."""
+    path = urls.local_path(pattern)
+    return os.path.abspath(path if path.is_absolute() else f"{glob.escape(os.getcwd())}/{path}")
 
 
 def matcher(pattern: str) -> re.Pattern[str]:
@@ -95,13 +104,18 @@ def _is_open(journal: ObjectInfo, remote: RemoteReader) -> bool:
 
 def _local_matches(src: str) -> tuple[list[SourceFile], list[str]]:
     """Return the files, and the journals of writings that have not ended."""
-    found = [Path(path) for path in glob.iglob(os.path.abspath(urls.local_path(src)), recursive=True) if os.path.isfile(path)]
+    found = [Path(path) for path in glob.iglob(anchored(src), recursive=True) if os.path.isfile(path)]
     journals = []
     for folder in {path.parent for path in found}:
         with contextlib.suppress(FileNotFoundError, PermissionError):  # as `_is_open`
             if not (folder / JOURNAL_NAME).read_bytes().endswith(END):
                 journals.append(str(folder / JOURNAL_NAME))
     return [local_file(path) for path in found], journals
+
+
+def _is_fixed(part: str) -> bool:
+    """Return whether a part of a pattern stands for one character alone."""
+    return _ESCAPED.fullmatch(part) is not None or (len(part) == 1 and part not in "*?")
 
 
 def _translate(token: str) -> str:

@@ -98,10 +98,11 @@ def _plan_named(item: str, options: IndexOptions, temporary: Temporary, remote: 
     src = absolute(item)
     if (plan := _plan_shards(item, src, options, temporary, remote, is_first=is_first)) is not None:
         return plan
-    if wildcard.has_wildcard(src):
-        by_extension.check_table(src, src)
-        root = wildcard.fixed_part(src)
-        return _tables(item, options, wildcard.match_files(src, remote), root.rstrip("/") or urls.parent(src), root)
+    if wildcard.has_wildcard(item):  # by what the user wrote: marks in the name of the working directory are none
+        pattern = item if urls.is_remote(item) else wildcard.anchored(item)
+        by_extension.check_table(pattern, pattern)
+        root = wildcard.fixed_part(pattern)
+        return _tables(item, options, wildcard.match_files(pattern, remote), root.rstrip("/") or urls.parent(pattern), root)
     if _is_directory(src, options):
         return _directory(src, options, remote)
     if urls.extension(src) == by_extension.PATH_LIST:
@@ -123,7 +124,7 @@ def _plan_shards(
     num_looked_at = None if options.lazy is None else int(is_first)
     if (
         not urls.is_command(src)
-        and not wildcard.has_wildcard(src)
+        and not wildcard.has_wildcard(item)
         and (index := described.find_index(src, options.data_type, temporary, remote)) is not None
     ):
         parts = described.shard_parts(index, options, _rules(options, index.file), remote, num_looked_at)
@@ -131,7 +132,7 @@ def _plan_shards(
     named = shard_urls(item, allow_pipes=options.allow_pipes)
     if named is None:
         return None
-    files = _shard_files(list(map(absolute, named)), options, remote, num_looked_at)
+    files = _shard_files(named, options, remote, num_looked_at)
     layouts = (
         (file, layout_of(file.url, options.label_column, options.index_members)) for file in files[: options.max_index_files]
     )
@@ -165,7 +166,7 @@ def _shard_files(
         if wildcard.has_wildcard(url):
             return wildcard.match_files(url, remote)
         is_left = urls.is_remote(url) and not is_looked_at
-        return [SourceFile(url=url, size_bytes=None, etag=None) if is_left else shard_file(url, remote, missing)]
+        return [SourceFile(url=url, size_bytes=None, etag=None) if is_left else shard_file(absolute(url), remote, missing)]
 
     are_looked_at = [num_looked_at is None or number < num_looked_at for number in range(len(named))]
     if num_looked_at is not None or len(named) == 1:
