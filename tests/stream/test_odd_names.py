@@ -52,3 +52,17 @@ def test_marks_in_the_name_of_the_working_directory_are_no_wildcard(
             assert Path(dataset.index.base_url) == (place if src.startswith("k=1") else tmp_path / folder)
     with pytest.raises(ObjectNotFoundError, match=r"k=1/u\.csv does not exist"):
         StreamingDataset("k=1/u.csv", tmp_path / "cache", show_progress=False)
+
+
+@pytest.mark.parametrize("mark", ["#", "?", "%3F"])
+def test_shards_lie_in_folders_of_any_name(mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder, first in ((f"a{mark}1", 0), ("b", 2)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"s{mark}.tar").write_bytes(tar_of(samples(first, 2)))
+    keys = [key for first in (0, 2) for key, _ in samples(first, 2)]
+    with StreamingDataset(f"{tmp_path}/*/*.tar", tmp_path / "cache", show_progress=False) as dataset:
+        assert [sample["__key__"] for sample in dataset] == keys
+    monkeypatch.chdir(tmp_path / f"a{mark}1")
+    for src in (f"s{mark}.tar", f"{tmp_path}/a{mark}1/s{mark}.tar"):
+        with StreamingDataset(src, tmp_path / "cache", show_progress=False) as dataset:
+            assert [sample["__key__"] for sample in dataset] == keys[:2]
