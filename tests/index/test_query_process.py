@@ -12,6 +12,7 @@ import threading
 import time
 from itertools import chain
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -206,6 +207,30 @@ def test_arrow_is_loaded_by_a_process_once_a_query_needs_it_and_beside_the_memor
 
 
 # -- memory and disk --------------------------------------------------------------------------------------------------
+
+
+class LateQuery(str):
+    """A query that is sent as its process ends."""
+
+    pids: ClassVar[list[int]] = []
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        while self.pids:
+            os.kill(self.pids.pop(), signal.SIGKILL)
+        return str, (str(self),)
+
+
+def test_a_process_that_ends_as_the_next_query_comes_is_replaced(index: Index) -> None:
+    text = "SELECT replace(index, 'k', 'b') AS name FROM dataframe"
+    with contextlib.closing(SharedProcess()) as shared:
+        first = Sandbox(index, text, shared=shared)
+        expected = list(chain.from_iterable(first.run(first.statement, 10)[1]))
+        assert first.process_id is not None
+        LateQuery.pids.append(first.process_id)
+        first.close(is_over=True)
+        second = Sandbox(index, LateQuery(text), shared=shared)
+        assert list(chain.from_iterable(second.run(second.statement, 10)[1])) == expected
+        assert not LateQuery.pids
 
 
 def test_memory_is_bounded_and_the_error_says_how_much(wide: Index) -> None:

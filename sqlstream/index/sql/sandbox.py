@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from sqlstream.errors import QueryError
 from sqlstream.index.file.index import Index
 from sqlstream.index.sql import functions
 from sqlstream.index.sql.dialect import check_repeatable, has_word
@@ -36,13 +37,16 @@ class SharedProcess:
         self._process: QueryProcess | None = None
 
     def open(self, job: Job) -> QueryProcess:
-        """Return the process with a new query in it."""
-        if self._process is not None and not self._process.is_alive():
-            self.close()
+        """Return the process with a new query in it; one that is gone, as after some seconds without use, is replaced."""
+        if self._process is not None:
+            try:
+                self._process.open(job)
+            except QueryError:
+                if self._process.is_alive():  # the engine refuses the query
+                    raise
+                self.close()
         if self._process is None:
             self._process = QueryProcess(job)
-        else:
-            self._process.open(job)
         return self._process
 
     def close(self) -> None:
