@@ -76,6 +76,26 @@ def test_a_zone_is_counted_where_the_column_has_one(index: Index) -> None:
     assert run_query(index, query)[1] == [(2,), (4,)]
 
 
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT n, {} = '2024-01-31' AS midnight FROM dataframe",
+        "SELECT n, '2024-01-31' = {} FROM dataframe",
+        "SELECT n, {} IN ('2024-01-31') AS midnight FROM dataframe ORDER BY {} = '2024-01-31' DESC, {} IS NULL",
+        "SELECT DISTINCT n, {} BETWEEN '2024-01-31' AND '2024-01-31T00:00' AS midnight FROM dataframe",
+        "SELECT DISTINCT {} = '2024-01-31' AS midnight, n FROM dataframe",
+        "SELECT a.n, a.{} = '2024-01-31' FROM dataframe a LEFT JOIN dataframe b ON b.{} = '2024-01-31' JOIN "
+        "dataframe c ON c.n = 1",
+    ],
+)
+def test_so_is_one_in_a_column_that_is_computed_a_join_or_an_order(query: str, index: Index) -> None:
+    names, rows = run_query(index, query.replace("{}", "us"))
+    at = names.index("n")
+    assert {row[at] for row in rows if row[1 - at]} == {1}
+    assert len(rows) == len(MOMENTS)
+    assert rows[0][at] == 1 or "DESC" not in query
+
+
 def test_a_lazy_index_and_weights_compare_alike(tmp_path: Path) -> None:
     lazy = open_lazily(tmp_path, write(tmp_path), chunk_rows=2, where="us > '2024-01-31' AND us <= '2024-02-01'")
     assert [row["n"] for row in rows_of(lazy)] == [2, 3, 4]

@@ -27,7 +27,8 @@ _MIDNIGHT = re.compile(r"[ T]00:00(?::00(?:\.0{1,9})?)?", re.IGNORECASE)
 _TRUTH = {"true": "1", "t": "1", "false": "0", "f": "0"}
 _COMPARISONS = frozenset("= == <> != < <= > >=".split())
 _ENDS = frozenset(
-    "( ) , ; and or not where when then else end on having select order group limit union except intersect window".split()
+    "( ) , ; and or not where when then else end on having select distinct all as from order group partition asc desc nulls "
+    "limit union except intersect window join left right full inner cross natural".split()
 )
 """What may stand beside a comparison without being a part of one of its sides."""
 
