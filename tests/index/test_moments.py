@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sqlstream.config import JoinOptions
+from sqlstream.errors import QueryError
 from sqlstream.index.file.index import Index
 from sqlstream.index.sql.moments import with_whole_moments
 from sqlstream.index.sql.sandbox import run_query
@@ -94,6 +95,15 @@ def test_so_is_one_in_a_column_that_is_computed_a_join_or_an_order(query: str, i
     assert {row[at] for row in rows if row[1 - at]} == {1}
     assert len(rows) == len(MOMENTS)
     assert rows[0][at] == 1 or "DESC" not in query
+
+
+def test_a_time_of_a_day_has_its_parts(tmp_path: Path) -> None:
+    times = pa.table({"at": pa.array([dt.time(9, 30), dt.time(23, 59, 58, 7), None], pa.time64("us"))})
+    index = build(tmp_path, times)
+    query = "SELECT hour(at), minute(at), second(at), date_part('hour', at) FROM dataframe ORDER BY row"
+    assert run_query(index, query)[1] == [(9, 30, 0, 9), (23, 59, 58, 23), (None,) * 4]
+    with pytest.raises(QueryError, match="year says"):
+        run_query(index, "SELECT year(at) FROM dataframe")
 
 
 def test_a_lazy_index_and_weights_compare_alike(tmp_path: Path) -> None:

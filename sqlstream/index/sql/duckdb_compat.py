@@ -204,7 +204,13 @@ def _moment(value: str) -> dt.datetime:
 
 
 def _part(name: str) -> Callable[..., object]:
-    return _strict(lambda value: getattr(_moment(value), name))
+    return _strict(lambda value: _field(name, str(value)))
+
+
+def _field(name: str, text: str) -> object:
+    """Return a part of a moment, or of a time of a day."""
+    is_time = text[2:3] == ":" and name in ("hour", "minute", "second")
+    return getattr(dt.time.fromisoformat(text) if is_time else _moment(text), name)
 
 
 def _date_part(name: str, value: str) -> object:
@@ -214,7 +220,7 @@ def _date_part(name: str, value: str) -> object:
         return known[lower](_moment(value))
     if lower not in _PARTS:
         raise ValueError(f"date_part({name!r}, …) is unknown: give one of {', '.join([*_PARTS, *known])}")
-    return getattr(_moment(value), lower)
+    return _field(lower, str(value))
 
 
 def _extreme(choose: Callable[[list[Any]], Any]) -> Callable[..., object]:
