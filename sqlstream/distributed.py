@@ -51,7 +51,7 @@ def find_world() -> World | None:
 
 
 def world_of_mesh(mesh: Any, dimension: str) -> World:
-    """Return this process's place along one dimension of a DeviceMesh: ranks that differ in other dimensions count as one.
+    """Return this process's place along one dimension of a DeviceMesh, which ranks that differ in other dimensions share.
 
     Nodes are not told apart: give `World` itself where `num_canonical_nodes` needs them.
 
@@ -66,7 +66,10 @@ def world_of_mesh(mesh: Any, dimension: str) -> World:
     if dimension not in names:
         raise ConfigError(f"the mesh has no dimension {dimension!r}: give one of {', '.join(names) or 'its names to it first'}")
     rank, world_size = mesh.get_local_rank(dimension), mesh.size(names.index(dimension))
-    return World(rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size)
+    distributed = _initialised_torch_distributed()
+    num_ranks = mesh.size() if distributed is None else distributed.get_world_size()  # a slice of a mesh has only its own
+    num_replicas = num_ranks // world_size
+    return World(rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size, num_replicas=num_replicas)
 
 
 def agree_on_seed(world: World) -> int:
@@ -76,16 +79,16 @@ def agree_on_seed(world: World) -> int:
         ConfigError: There are other ranks, but no way to talk to them.
     """
     seed = secrets.randbits(32)  # short enough to read in a log and to pass as shuffle_seed= later
-    if world.world_size == 1:
+    if world.num_processes == 1:
         return seed
     store = _store()
     if store is None:
         raise ConfigError(
-            f"shuffle_seed=-1 needs one random seed for {world.world_size} ranks, and torch.distributed is not initialised: "
+            f"shuffle_seed=-1 needs one random seed for {world.num_processes} ranks, and torch.distributed is not initialised: "
             f"call torch.distributed.init_process_group first, or give shuffle_seed=<number>"
         )
     key = f"sqlstream/seed/{next(_agreement_numbers)}"
-    if world.rank == 0:
+    if store.add(f"{key}/drawn", 1) == 1:  # whichever comes first: several may have rank 0
         store.set(key, str(seed))
     return int(store.get(key))
 
@@ -102,12 +105,12 @@ def have_same(world: World, text: str | None) -> bool:
     Raises:
         ConfigError: There are other ranks, but no way to talk to them.
     """
-    if world.world_size == 1:
+    if world.num_processes == 1:
         return text is not None
     store = _store()
     if store is None:
         raise ConfigError(
-            f"refresh='epoch' has {world.world_size} ranks agree on the rows of an epoch, and torch.distributed is not "
+            f"refresh='epoch' has {world.num_processes} ranks agree on the rows of an epoch, and torch.distributed is not "
             "initialised: call torch.distributed.init_process_group first, or leave refresh out"
         )
     key = _compare(world, store, text)
@@ -116,18 +119,18 @@ def have_same(world: World, text: str | None) -> bool:
 
 def disagree(world: World) -> None:
     """Call this in place of `have_same` on a rank that fails before it: the others are told, and this one waits for none."""
-    if world.world_size > 1 and (store := _store()) is not None:
+    if world.num_processes > 1 and (store := _store()) is not None:
         _compare(world, store, None)
 
 
 def _compare(world: World, store: Any, text: str | None) -> str:
     """Tell the other ranks what this one has; return where the result is once all have done so."""
     key = f"sqlstream/same/{next(_comparison_numbers)}"
-    if world.rank == 0:
+    if store.add(f"{key}/begun", 1) == 1:  # whichever comes first: several may have rank 0
         store.set(f"{key}/text", text or "")
     is_same = text is not None and text != "" and store.get(f"{key}/text") == text.encode()
     store.add(f"{key}/others", int(not is_same))
-    if store.add(f"{key}/arrived", 1) == world.world_size:  # the last one: it sees what all others have added
+    if store.add(f"{key}/arrived", 1) == world.num_processes:  # the last one: it sees what all others have added
         store.set(f"{key}/all", str(store.add(f"{key}/others", 0)))
     return key
 

@@ -28,6 +28,8 @@ class World:
     """This DataLoader worker among those of its rank, `[0, num_workers)`."""
     num_workers: int = 1
     """Processes that iterate for this rank; 1 also where the trainer process itself does (`num_workers=0` in torch)."""
+    num_replicas: int = 1
+    """Trainer processes that have this place, and so the same samples: those that differ in other dimensions of a mesh."""
 
     def __post_init__(self) -> None:
         """Check that each place lies within its count, and that no node or part of one is larger than the job."""
@@ -44,6 +46,9 @@ class World:
                     f"{place}={getattr(self, place)} does not fit {count}={getattr(self, count)}: "
                     f"{count} is at least 1 and {place} counts from 0 to {count} - 1"
                 )
+        object.__setattr__(self, "num_replicas", _whole("num_replicas", self.num_replicas))
+        if self.num_replicas < 1:
+            raise ConfigError(f"num_replicas={self.num_replicas} is out of range: give 1 or more")
         for count in ("local_world_size", "num_nodes"):
             if getattr(self, count) > self.world_size:
                 raise ConfigError(
@@ -54,6 +59,11 @@ class World:
     def is_even(self) -> bool:
         """Every node has as many ranks as this one (as far as this node can tell)."""
         return self.local_world_size * self.num_nodes == self.world_size
+
+    @property
+    def num_processes(self) -> int:
+        """Trainer processes of the job, those that share a place counted one by one."""
+        return self.world_size * self.num_replicas
 
     def with_worker(self, worker: int, num_workers: int) -> World:
         """Return the place of one DataLoader worker of this rank, as `torch.utils.data.get_worker_info()` names it."""

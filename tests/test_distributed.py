@@ -221,3 +221,30 @@ def test_ranks_along_one_dimension_of_a_mesh_are_told_apart_and_others_count_as_
         assert "no dimension 'pp': give one of" in refused
     assert places["dp"] == [(0, 2)] * 3 + [(1, 2)] * 3
     assert places["tp"] == [(0, 2), (1, 2)] * 3
+
+
+REPLICAS_SCRIPT = """
+import json, sys
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from sqlstream.distributed import agree_on_seed, have_same, world_of_mesh
+rank = int(sys.argv[2])
+dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=rank, world_size=2)
+mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+worlds = [world_of_mesh(mesh, "dp"), world_of_mesh(mesh["dp"], "dp")]
+print(json.dumps([[agree_on_seed(world), have_same(world, "a"), have_same(world, str(rank))] for world in worlds]))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.timeout(600)
+def test_ranks_that_share_a_place_of_a_mesh_agree_as_others_do(tmp_path: Path) -> None:
+    script = tmp_path / "replicas.py"
+    script.write_text(REPLICAS_SCRIPT)
+    ranks = [start_script(script, str(tmp_path / "store"), str(rank)) for rank in range(2)]
+    done = [rank.finish(300) for rank in ranks]
+    assert [rank.returncode for rank in done] == [0, 0], [rank.stderr for rank in done]
+    first, other = [json.loads(rank.stdout) for rank in done]
+    assert first == other
+    assert [same for _, *same in first] == [[True, False]] * 2
