@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,14 @@ def test_storage_options_refuse_values_out_of_range_by_the_name_that_users_know(
         StorageOptions(num_retries=-1)
     with pytest.raises(ConfigError, match="num_downloading_workers=0 is out of range: give 1 or more"):
         StorageOptions(num_threads=0)
+    for name in ("timeout", "read_timeout", "connect_timeout"):
+        with pytest.raises(ConfigError, match=rf"storage_options\['{name}'\]=nan is out of range: give 0.001 or more"):
+            StorageOptions(storage_options={name: math.nan})
+
+
+def test_a_timeout_may_be_infinite_and_is_one_that_every_client_takes() -> None:
+    for options in ({"timeout": math.inf}, {"timeout": 1e300}):
+        assert StorageOptions(storage_options=options).total_timeout_seconds == 1e9
 
 
 def test_check_at_least_takes_the_bound_itself() -> None:

@@ -55,7 +55,8 @@ class StorageOptions:
         for key, name in _STORAGE_KEYS.items():
             value: Any = self.storage_options.get(key)
             if value is not None:
-                object.__setattr__(self, name, float(check_at_least(f"storage_options[{key!r}]", value, 0.001)))
+                seconds = float(check_at_least(f"storage_options[{key!r}]", value, 0.001))
+                object.__setattr__(self, name, min(seconds, _MOST_SECONDS))
         object.__setattr__(self, "num_retries", check_at_least("num_downloading_retries", self.num_retries, 0))
         threads: Any = self.num_threads
         if not is_word(threads, "auto"):
@@ -106,6 +107,8 @@ def copied(value: object) -> object:
     return [copied(inner) for inner in value] if type(value) is list else value
 
 
+_MOST_SECONDS = 1e9
+"""30 years, which stand for all longer times: no client takes infinity."""
 _STORAGE_KEYS = {
     "connect_timeout": "connect_timeout_seconds",
     "read_timeout": "read_timeout_seconds",
