@@ -21,7 +21,7 @@ _MOMENTS = (dt.datetime, dt.date, dt.time, dt.timedelta)
 _CONSTANT = frozenset((str, bytes, int, float, bool, complex, type(None), decimal.Decimal, uuid.UUID, *_MOMENTS))
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _LISTS = (list, tuple, set, frozenset)
-_TEMPORAL = (dt.date, dt.time)
+_TEMPORAL = (dt.date, dt.time, np.datetime64)
 _BYTES = (bytes, bytearray, memoryview)
 
 
@@ -101,8 +101,8 @@ def _nanoseconds(value: Any) -> int | None:
     if isinstance(value, np.datetime64 | np.timedelta64):
         if np.isnat(value):
             return None
-        whole = value.astype(f"{value.dtype.kind}8[us]")  # not all years have a count of nanoseconds
-        return int(whole.astype(int)) * 1000 + int((value - whole) / np.timedelta64(1, "ns"))
+        whole = value.astype(f"{value.dtype.kind}8[s]")  # not all years have a count of smaller units
+        return int(whole.astype(int)) * 1_000_000_000 + int((value - whole) / np.timedelta64(1, "ns"))
     since = value if isinstance(value, dt.timedelta) else value.replace(tzinfo=value.tzinfo or dt.UTC) - _EPOCH
     return since // dt.timedelta(microseconds=1) * 1000 + getattr(value, "nanosecond", 0)
 
@@ -164,7 +164,9 @@ def mixed_kinds(groups: Sequence[Iterable[Any]], *, at_any_depth: bool = True) -
     return _mixed_within(groups, types) if at_any_depth else None
 
 
-def _moment(value: dt.date | dt.time) -> str:
+def _moment(value: dt.date | dt.time | np.datetime64) -> str:
+    if isinstance(value, np.datetime64):
+        return "none" if np.isnat(value) else "moments without a zone"
     if isinstance(value, dt.time):
         return "times of a day" if value.tzinfo is None else "times of a day with a zone"
     if isinstance(value, dt.datetime):

@@ -127,6 +127,16 @@ def test_nanoseconds_of_samples_are_those_of_rows_that_are_made_of_them(tmp_path
     assert all_rows(build(tmp_path, [rows[1], far])) == [rows[1], far]
 
 
+def test_a_moment_of_numpy_has_no_zone_and_is_refused_beside_one_that_has(tmp_path: Path) -> None:
+    with pytest.raises(SchemaError, match=r"'x' has .* \(moments with a zone and moments without a zone\): give it one type"):
+        build(tmp_path, [{"x": AWARE}, {"x": np.datetime64("2020-01-01T00:00:00")}])
+
+
+def test_a_year_that_microseconds_do_not_reach_is_not_another_one_beside_other_moments(tmp_path: Path) -> None:
+    with pytest.raises(SchemaError, match="column 'at'"):
+        build(tmp_path, [{"at": np.datetime64("600000-01-01T00:00:00")}, {"at": NAIVE}])
+
+
 def test_what_is_missing_is_no_type_of_its_own(tmp_path: Path) -> None:
     pd = pandas()
     frame = pd.DataFrame({"at": pd.Series([AWARE, pd.NaT], dtype=object), "x": pd.Series(["a", float("nan")], dtype=object)})
