@@ -12,10 +12,17 @@ from sqlstream.errors import ConfigError
 
 
 def default_cache_directory() -> Path:
-    """Return `$SQLSTREAM_CACHE`, else `sqlstream` in the user's cache directory (XDG); never /tmp, which others may write."""
+    """Return `$SQLSTREAM_CACHE`, else `sqlstream` in the user's cache directory (XDG); never /tmp, which others may write.
+
+    Raises:
+        ConfigError: The user has no home directory, as in some containers.
+    """
     if explicit := os.environ.get("SQLSTREAM_CACHE"):
         return Path(explicit)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sqlstream"
+    directory = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if directory == "~/.cache":
+        raise ConfigError("this user has no home directory for a cache: give dst, or set SQLSTREAM_CACHE")
+    return Path(directory) / "sqlstream"
 
 
 def whole_environment() -> dict[str, str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import pwd
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,7 @@ from sqlstream.config import (
 )
 from sqlstream.environment import default_cache_directory
 from sqlstream.errors import ConfigError
+from sqlstream.storage.base.identity import Identity
 
 
 @pytest.mark.parametrize(
@@ -91,6 +94,18 @@ def test_default_cache_directory_follows_the_environment_at_call_time(monkeypatc
     assert default_cache_directory() == tmp_path / "xdg" / "sqlstream"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert default_cache_directory() == Path.home() / ".cache" / "sqlstream"
+
+
+def test_a_user_without_a_home_directory_is_told_to_name_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(number: int) -> None:
+        raise KeyError(number)
+
+    for name in ("HOME", "XDG_CACHE_HOME", "SQLSTREAM_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    with pytest.raises(ConfigError, match="no home directory for a cache: give dst, or set SQLSTREAM_CACHE"):
+        default_cache_directory()
+    assert Identity(StorageOptions()).prefix("s3://bucket/key") == ""
 
 
 def test_options_are_frozen() -> None:

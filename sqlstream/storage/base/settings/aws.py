@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -62,7 +63,7 @@ def read_aws_profile(name: str | None, variables: Mapping[str, str] | None = Non
     env = environment("AWS_PROFILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE", of=variables)
     explicit = name or env.get("AWS_PROFILE")
     profile = explicit or "default"
-    directory = Path.home() / ".aws"
+    directory = Path(os.path.expanduser("~/.aws"))  # as it stands where the user has no home directory: there is no file
     files = {
         env.get("AWS_CONFIG_FILE", str(directory / "config")): (f"profile {profile}", profile),
         env.get("AWS_SHARED_CREDENTIALS_FILE", str(directory / "credentials")): (profile,),
