@@ -1,4 +1,4 @@
-"""What is read from environment variables, whenever it is asked for; the only place that reads them."""
+"""What is read from environment variables, whenever it is asked for; the only place that reads and sets them."""
 
 from __future__ import annotations
 
@@ -34,6 +34,12 @@ def environment(*names: str, of: Mapping[str, str] | None = None) -> dict[str, s
     """Return those of the named environment variables that are set and not empty, as they are now, or as they were in `of`."""
     variables = os.environ if of is None else of
     return {name: value for name in names if (value := variables.get(name))}
+
+
+def bypass_proxies(host: str) -> None:
+    """Have this process, and those that it starts, reach a host without the proxies that the environment names."""
+    excluded = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
+    os.environ["no_proxy"] = os.environ["NO_PROXY"] = f"{excluded},{host}" if excluded else host
 
 
 def child_environment() -> dict[str, str]:

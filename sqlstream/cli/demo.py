@@ -23,6 +23,7 @@ from sqlstream.cli.cache import print_statistics
 from sqlstream.cli.options import Subcommands, add_command
 from sqlstream.cli.output import Size, percent, print_facts, print_json
 from sqlstream.config import check_at_least
+from sqlstream.environment import bypass_proxies
 from sqlstream.errors import MissingDependencyError
 from sqlstream.progress import Progress, progress
 
@@ -92,6 +93,7 @@ def run_demo(options: argparse.Namespace) -> int:
     _check_dependencies()
     from sqlstream.testing.servers import LocalS3
 
+    bypass_proxies("127.0.0.1")  # where the server is
     with _cache_directory(options.dir) as directory, LocalS3() as server:
         say: Callable[[str], None] = (lambda _: None) if options.json else print
         plan = _prepare(options, directory, server, say)

@@ -40,7 +40,9 @@ def test_demo_streams_under_its_limit_and_says_what_happened(tmp_path: Path) -> 
     assert run("cache", "verify", directory).returncode == 0
 
 
-def test_demo_tells_people_rates_evictions_and_the_account() -> None:
+def test_demo_tells_people_rates_evictions_and_the_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY"):  # of the network that pip needs, say: the server is on this machine
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
     result = run("demo", "--samples", "20", "--epochs", "1", "--workers", "0")
     assert result.returncode == 0, result.stdout + result.stderr
     for words in ("20 pictures", "samples/s", "limit held", "evictions", "pinned entries"):
