@@ -69,15 +69,16 @@ class LauncherRank:
 
 
 # launcher, then the variables of rank, world_size, local_rank, local_world_size, node, num_nodes ("": the launcher has none).
+# The innermost launcher first: mpirun starts its daemons by srun, whose variables its processes inherit.
 # Only `srun` sets the STEP variables: sbatch gives its script SLURM_NTASKS and SLURM_PROCID=0, though it is a single process.
 _LAUNCHER_VARIABLES = (
     ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
-    ("SLURM", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "", "SLURM_NODEID", "SLURM_STEP_NUM_NODES"),
-    ("SLURM", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "", "SLURM_NODEID", "SLURM_NNODES"),
     (
         *("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
         *("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "", ""),
     ),
+    ("SLURM", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "", "SLURM_NODEID", "SLURM_STEP_NUM_NODES"),
+    ("SLURM", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "", "SLURM_NODEID", "SLURM_NNODES"),
 )
 
 

@@ -68,8 +68,9 @@ def test_each_launcher_tells_the_same_place(monkeypatch: pytest.MonkeyPatch, var
     assert read_world() == PLACE
 
 
-def test_torchrun_inside_a_slurm_task_is_the_one_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_all(monkeypatch, SLURM | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"} | TORCHRUN)
+@pytest.mark.parametrize("inner", [TORCHRUN, OPEN_MPI], ids=["torchrun", "open mpi"])
+def test_a_launcher_inside_a_slurm_task_is_the_one_that_counts(monkeypatch: pytest.MonkeyPatch, inner: dict[str, str]) -> None:
+    set_all(monkeypatch, SLURM | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"} | inner)
     assert read_world() == PLACE
 
 
