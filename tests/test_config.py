@@ -150,6 +150,15 @@ def test_source_options_refuse_what_is_no_text_and_what_is_no_encoding(name: str
         SourceOptions.of({name: value})
 
 
+@pytest.mark.parametrize("name", ["delimiter", "quote_char"])
+def test_a_mark_of_csv_is_one_that_a_line_can_hold(name: str) -> None:
+    for value in ("\0", "\n", "\r", "é", "::"):
+        with pytest.raises(ConfigError, match=rf"^{name}=.* is not a single ASCII character"):
+            SourceOptions.of({name: value})
+    with pytest.raises(ConfigError, match=r"delimiter and quote_char are both ';': give quote_char=''"):
+        SourceOptions.of({"delimiter": ";", "quote_char": ";"})
+
+
 def test_source_options_take_every_name_of_an_encoding() -> None:
     for name in ("UTF8", "utf-16", "UTF-32-BE", "latin-1", "cp1252", "shift_jis", "gb18030"):
         assert SourceOptions(encoding=name).encoding == name

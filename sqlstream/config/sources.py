@@ -198,8 +198,10 @@ class SourceOptions:
         if self.encoding is not None:
             _check_encoding(self.encoding)
         for name, mark in (("delimiter", self.delimiter), ("quote_char", self.quote_char or None)):
-            if mark is not None and (len(mark) != 1 or not mark.isascii()):
-                raise ConfigError(f"{name}={mark!r} is not a single ASCII character")
+            if mark is not None and (len(mark) != 1 or not mark.isascii() or mark in "\0\r\n"):
+                raise ConfigError(f"{name}={mark!r} is not a single ASCII character that stands within lines")
+        if self.quote_char and self.delimiter == self.quote_char:
+            raise ConfigError(f"delimiter and quote_char are both {self.delimiter!r}: give quote_char='' if nothing is quoted")
 
     @classmethod
     def of(cls, given: SourceOptions | Mapping[str, Any] | None) -> SourceOptions:
