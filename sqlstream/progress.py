@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Progress(Protocol):
@@ -21,6 +21,18 @@ class _Silent:
         """Show nothing."""
 
 
+def _is_terminal(stream: Any) -> bool:
+    """Return whether a standard stream is a terminal.
+
+    It is None where the process was started with it closed, and where a program has put a log in its place, it may have no
+    more than `write`.
+    """
+    try:
+        return bool(stream.isatty())
+    except (AttributeError, ValueError):  # the second one: it was closed
+        return False
+
+
 @contextlib.contextmanager
 def progress(total: int | None, unit: str, description: str, show: bool = True) -> Iterator[Progress]:
     """Yield a bar on stderr to `update`; silent when stderr is no terminal or `show` is False.
@@ -31,7 +43,7 @@ def progress(total: int | None, unit: str, description: str, show: bool = True) 
         description: Left of the bar.
         show: False keeps it silent.
     """
-    if not show or sys.stderr is None or not sys.stderr.isatty():  # None: the process was started with it closed
+    if not show or not _is_terminal(sys.stderr):
         yield _Silent()
         return
     from tqdm import tqdm  # only who shows a bar pays for the import
