@@ -125,6 +125,11 @@ def test_storage_options_refuse_values_out_of_range_by_the_name_that_users_know(
             StorageOptions(storage_options={name: math.nan})
 
 
+def test_storage_options_are_named_by_texts() -> None:
+    with pytest.raises(ConfigError, match="storage_options has the key 5, which is no text"):
+        StorageOptions(storage_options={5: "a"})  # type: ignore[dict-item]  # the point of the test
+
+
 def test_a_timeout_may_be_infinite_and_is_one_that_every_client_takes() -> None:
     for options in ({"timeout": math.inf}, {"timeout": 1e300}):
         assert StorageOptions(storage_options=options).total_timeout_seconds == 1e9

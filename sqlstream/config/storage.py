@@ -43,6 +43,10 @@ class StorageOptions:
             raise ConfigError(
                 f"storage_options are a {type(given).__name__}, and no dict: give options by name, {{'region': 'eu'}}"
             )
+        if wrong := [key for key in self.storage_options if not isinstance(key, str)]:
+            raise ConfigError(
+                f"storage_options has the key {wrong[0]!r}, which is no text: give options by name, {{'region': 'eu'}}"
+            )
         object.__setattr__(self, "storage_options", copied(self.storage_options))
         if (hosts := self.storage_options.get("credential_hosts")) is not None:
             if not isinstance(hosts, (list, tuple, set, frozenset)) or not all(
