@@ -7,11 +7,13 @@ so they are here before the frame is whole.
 from __future__ import annotations
 
 import contextlib
+import errno
 import pickle
 import select
 import socket
 import struct
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -19,6 +21,8 @@ from typing import Any
 _HEADER = struct.Struct("<QI")  # bytes of the pickle, number of descriptors
 MAX_DESCRIPTORS = 200  # of one frame; the kernel takes 253
 _READ_BYTES = 1 << 16
+_LOOK_SECONDS = 0.01
+"""Time between two looks whether others have taken descriptors that are on their way; arbitrary."""
 
 
 class ChannelClosedError(Exception):
@@ -48,7 +52,7 @@ class Channel:
         frame = memoryview(_HEADER.pack(len(payload), len(descriptors)) + payload)
         try:
             with self._send_lock:
-                num_sent = socket.send_fds(self._socket, [frame], list(descriptors)) if descriptors else 0
+                num_sent = self._send_descriptors(frame, list(descriptors)) if descriptors else 0
                 self._socket.sendall(frame[num_sent:])
         except (BrokenPipeError, ConnectionResetError) as error:
             raise ChannelClosedError from error
@@ -56,6 +60,20 @@ class Channel:
             if self._socket.fileno() == -1:
                 raise ChannelClosedError from error
             raise
+
+    def _send_descriptors(self, frame: memoryview, descriptors: list[int]) -> int:
+        """Send descriptors with the start of a frame; return how much of it.
+
+        A user has no more of them on their way, from all of its processes, than this one may open: helpers that start side by
+        side, for the workers of a node, have not taken theirs yet.
+        """
+        while True:
+            try:
+                return socket.send_fds(self._socket, [frame], descriptors)
+            except OSError as error:
+                if error.errno != errno.ETOOMANYREFS:
+                    raise
+            time.sleep(_LOOK_SECONDS)
 
     def receive(self, timeout_seconds: float | None = None) -> tuple[list[Any], list[int]]:
         """Wait for a frame; return its messages and its descriptors, which are the caller's from now on.
