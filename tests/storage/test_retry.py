@@ -66,7 +66,7 @@ def test_failures_that_stay_are_not_tried_again(error: StorageError) -> None:
 
 def test_pauses_grow_to_the_cap_and_jitter_is_full() -> None:
     policy, error = RetryPolicy(base_seconds=0.1, cap_seconds=1.0), TransientStorageError("x")
-    assert [policy.pause_seconds(n, error, 1.0) for n in (1, 2, 3, 4, 5, 50)] == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
+    assert [policy.pause_seconds(n, error, 1.0) for n in (1, 2, 3, 4, 5, 50, 5000)] == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0]
     assert policy.pause_seconds(3, error, 0.0) == 0.0
     assert policy.pause_seconds(3, error, 0.5) == 0.2
 

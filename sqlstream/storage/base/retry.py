@@ -24,6 +24,7 @@ _logger = logging.getLogger(__name__)
 
 PROGRESS_BYTES = 1 << 20  # arbitrary: no server gets more than one try for each MiB of an object
 PROGRESS_OBJECTS = 1000  # the same of a listing: a page, as S3 has it
+_MOST_DOUBLINGS = 64  # arbitrary, beyond any cap: a float has 1023
 _SECONDS = re.compile(r"[0-9]{1,9}")  # digits of other scripts are not meant, and longer numbers are no time
 _RETRYABLE_STATUS = frozenset({408, 429})  # beside every 5xx: the server says "later"
 
@@ -46,7 +47,8 @@ class RetryPolicy:
 
     def pause_seconds(self, num_failures: int, error: StorageError, uniform: float) -> float:
         """Return how long to wait after the `num_failures`-th failure (from 1), given a random number in [0, 1)."""
-        backoff = uniform * min(self.cap_seconds, self.base_seconds * 2.0 ** (num_failures - 1))
+        doublings = min(num_failures - 1, _MOST_DOUBLINGS)
+        backoff = uniform * min(self.cap_seconds, self.base_seconds * 2.0**doublings)
         asked = error.context.get("retry_after_seconds")
         if not isinstance(asked, (int, float)):
             return backoff
