@@ -82,14 +82,15 @@ class World:
                 f"replication={replication} does not divide world_size={self.world_size}: "
                 "give the number of consecutive ranks that take the same samples"
             )
-        local, num_nodes, node = self.local_world_size, self.num_nodes, self.node
+        local, num_nodes = self.local_world_size, self.num_nodes
+        node, local_rank = divmod(self.rank, local)  # as if ranks filled nodes: those of a group agree, wherever they run
         if self.is_even and local % replication == 0:
-            groups, place = local // replication, self.local_rank // replication
+            groups, place = local // replication, local_rank // replication
         elif self.is_even and replication % local == 0:  # a group spans nodes
             groups, place = 1, 0
             node, num_nodes = node * local // replication, num_nodes * local // replication
         elif num_nodes == 1:
-            groups, place = self.world_size // replication, self.rank // replication
+            node, groups, place = 0, self.world_size // replication, self.rank // replication
         else:
             raise ConfigError(
                 f"replication={replication} does not fit nodes of {local} ranks (world_size={self.world_size}, "

@@ -78,6 +78,18 @@ def test_ranks_that_take_the_same_samples_count_as_one(replication: int, expecte
     assert place.replicated(replication) == expected
 
 
+@pytest.mark.parametrize("replication", [2, 4, 8])
+def test_ranks_that_were_dealt_to_nodes_in_turn_share_a_place_with_their_neighbours(replication: int) -> None:
+    ranks = [
+        World(rank=rank, world_size=8, local_rank=rank // 2, local_world_size=4, node=rank % 2, num_nodes=2)
+        for rank in range(8)
+    ]
+    places = [world.replicated(replication) for world in ranks]
+    groups = [places[first : first + replication] for first in range(0, 8, replication)]
+    assert all(place == group[0] for group in groups for place in group)
+    assert len({(group[0].node, group[0].local_rank) for group in groups}) == len(groups)
+
+
 @pytest.mark.parametrize(
     ("world", "replication", "message"),
     [
