@@ -182,6 +182,7 @@ class StreamingDataLoader(DataLoader[Sample]):
         that of the one that was begun last.
         """
         with self.dataset.schedule.start.lock:
+            self._expect_batches()
             return self._begin()
 
     def _begin(self) -> _BaseDataLoaderIter:
@@ -258,7 +259,12 @@ class StreamingDataLoader(DataLoader[Sample]):
 
     def _expect_held(self, num_held: int) -> None:
         """Have the paths of so many batches more stay valid."""
-        self.dataset.expect_batches(replace(self._batch_options, num_held=num_held))
+        self._batch_options = replace(self._batch_options, num_held=num_held)
+        self._expect_batches()
+
+    def _expect_batches(self) -> None:
+        """Tell the dataset how this loader takes samples: another loader of it may have said otherwise meanwhile."""
+        self.dataset.expect_batches(self._batch_options)
 
     @property
     def batch_size(self) -> int | None:
@@ -299,6 +305,7 @@ class StreamingDataLoader(DataLoader[Sample]):
         """Return the batches of this rank in an epoch; Lightning, which asks once, is told none where epochs differ."""
         if is_asked_by_lightning() and not has_equal_epochs(self.dataset):
             raise UnknownLengthError("epochs differ in length, and Lightning ends all of them after the length of one")
+        self._expect_batches()
         return self.dataset.schedule.num_steps
 
     def set_epoch(self, epoch: int) -> None:
@@ -310,6 +317,7 @@ class StreamingDataLoader(DataLoader[Sample]):
 
         It is equal on all ranks, unless rows give no sample, or several: then save it on each.
         """
+        self._expect_batches()
         return self.dataset.state_dict()
 
     def load_state_dict(
@@ -326,6 +334,7 @@ class StreamingDataLoader(DataLoader[Sample]):
             StateError: `state` is that of another dataset, query, seed or global batch size.
             ConfigError: There is `streams`, and the dataset is no mixture.
         """
+        self._expect_batches()
         if streams is None:
             self.dataset.load_state_dict(state, strict=strict)
         else:
@@ -350,6 +359,7 @@ class StreamingDataLoader(DataLoader[Sample]):
         """
         if not isinstance(self.dataset, MixedDataset):
             raise ConfigError(f"{what} is of mixtures, and the dataset is {self.dataset!r}: give a MixedDataset")
+        self._expect_batches()
         return self.dataset
 
 

@@ -209,6 +209,38 @@ def test_a_generator_of_a_subclass_gives_the_epochs_of_its_loader_which_goes_on_
         assert [list(loader), list(loader)] == [rest, want[3]]
 
 
+@pytest.mark.parametrize(
+    ("workers", "other"),
+    [
+        pytest.param(0, {"num_workers": 2}, id="workers"),
+        pytest.param(2, {"num_workers": 0}, id="no workers"),
+        pytest.param(2, {"batch_size": 6, "num_workers": 2}, id="batch size"),
+        pytest.param(0, {"batch_size": 5, "drop_last": True}, id="drop_last"),
+    ],
+)
+def test_a_loader_takes_its_own_batches_though_another_one_of_its_dataset_was_made(
+    workers: int, other: dict[str, Any], tmp_path: Path
+) -> None:
+    """The order, its length and its states were those of the loader that was made last."""
+    with opened(tmp_path) as plain:
+        want = [list(loader_of(plain)) for _ in range(4)]
+    with opened(tmp_path) as dataset:
+        loader = loader_of(dataset, num_workers=workers)
+        StreamingDataLoader(dataset, **{"batch_size": 4} | other)
+        assert len(loader) == NUM_ROWS // 4
+        assert list(loader) == want[0]
+        batches = iter(loader)
+        begun = [next(batches) for _ in range(3)]
+        StreamingDataLoader(dataset, **{"batch_size": 4} | other)
+        state = loader.state_dict()
+        assert (state["sample_in_epoch"], state["global_batch_size"], state["beyond"]) == (12, 4, None)
+        rest = list(batches)
+        assert begun + rest == want[1]
+        StreamingDataLoader(dataset, **{"batch_size": 4} | other)
+        loader.load_state_dict(state)
+        assert [list(loader), list(loader)] == [rest, want[2]]
+
+
 def test_loops_over_generators_of_a_subclass_are_an_epoch_each(tmp_path: Path) -> None:
     with opened(tmp_path) as plain:
         want = [list(loader_of(plain)) for _ in range(3)]

@@ -191,18 +191,19 @@ class Schedule:
         Raises:
             ConfigError: The dataset was given another batch size.
         """
-        batch_size = options.batch_size
+        if options == self.batches:
+            return  # also where a state has brought batches of other sizes since
+        batch_size, tail = options.batch_size, Tail.DROP if options.drop_last else self._options.tail
         if self._options.batch_size not in (None, batch_size):
             raise ConfigError(
                 f"the loader has batch_size={batch_size}, its dataset was given batch_size={self._options.batch_size}: "
                 "give the same to both, or only to the StreamingDataLoader"
             )
-        steps = replace(self.steps, batch_size=batch_size, tail=Tail.DROP if options.drop_last else self.steps.tail)
+        steps = replace(self.steps, batch_size=None if options.follows_ranks else batch_size, tail=tail)
         if steps.batches is not None:
             steps.batch_size_on(self.world)  # else the ranks need not be known yet
-        if options.follows_ranks or self.refit is not None:
-            steps = replace(steps, batch_size=None)  # a spawned rank has another one; a state may bring others
-        self.batches, self.steps = options, steps
+        # What follows the ranks is another one in a spawned rank, and after a state that brings other batches.
+        self.batches, self.steps = options, steps if self.refit is None else replace(steps, batch_size=None)
 
     # -- an iteration -------------------------------------------------------------------------------------------------
 
