@@ -206,13 +206,14 @@ class StreamingDataLoader(DataLoader[Sample]):
             self._packing = self._new_packing() if self.pack_bytes else None
             if "PIL.Image" in sys.modules:  # each would bring what opens the first image
                 import_ahead(*PILLOW)
-        self.collate_fn = collate = CollateWithPlace(self._packing or _quicker(collate_fn), schedule, loan)
+        collate = CollateWithPlace(self._packing or _quicker(collate_fn), schedule, loan)
+        join_fn = init_fn
         if self.num_workers:
             join = partial(join_loader, handover=handover_of(self.dataset, self), announcement=self._announcement)
-            self.worker_init_fn = InitWorker(join, init_fn)
-        else:
-            schedule.is_announced = True  # torch iterates the dataset in this very call
+            join_fn = InitWorker(join, init_fn)
         try:
+            self.collate_fn, self.worker_init_fn = collate, join_fn
+            schedule.is_announced = not self.num_workers  # torch iterates the dataset in this very call
             batches = super().__iter__()
             late = self._late_start(schedule)
         except BaseException:
@@ -220,7 +221,8 @@ class StreamingDataLoader(DataLoader[Sample]):
             self._end_workers()  # those that stay would answer what the next iteration does not ask
             raise
         finally:
-            schedule.is_announced, self.collate_fn, self.worker_init_fn = False, collate_fn, init_fn
+            schedule.is_announced = False
+            self.__dict__.update(collate_fn=collate_fn, worker_init_fn=init_fn)  # in torch's setter Python looks for signals
         if not self.num_workers:
             collate.progress = schedule.progress
         if self._accelerated is not None:

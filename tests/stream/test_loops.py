@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import errno
+import inspect
+import itertools
 import multiprocessing
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import FrameType
 from typing import Any, Never
 
 import pytest
@@ -239,6 +243,37 @@ def test_a_loader_takes_its_own_batches_though_another_one_of_its_dataset_was_ma
         StreamingDataLoader(dataset, **{"batch_size": 4} | other)
         loader.load_state_dict(state)
         assert [list(loader), list(loader)] == [rest, want[2]]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_interrupt_at_any_call_of_a_starting_iteration_leaves_the_loader_as_it_was(workers: int, tmp_path: Path) -> None:
+    """Its collate function stayed that of the interrupted iteration: each later batch came with a position beside it."""
+    number = 0
+
+    def interrupt(frame: FrameType, event: str, _: object) -> None:
+        nonlocal number
+        if frame.f_back is not None and frame.f_back.f_code.co_filename == inspect.getfile(StreamingDataLoader):
+            number -= 1
+            if not number:
+                raise KeyboardInterrupt
+
+    with opened(tmp_path) as dataset:
+        loader = loader_of(dataset, num_workers=workers, multiprocessing_context="fork" if workers else None)
+        for nth in itertools.count(1):
+            number = nth
+            before = sys.gettrace()
+            try:
+                sys.settrace(interrupt)
+                iter(loader)
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.settrace(before)
+            assert (loader.collate_fn, loader.worker_init_fn) == (rows_of, None), f"after call {nth}"
+            if number > 0:
+                break
+        assert nth > 10
+        assert [len(batch) for batch in loader] == [4] * (NUM_ROWS // 4)
 
 
 def test_loops_over_generators_of_a_subclass_are_an_epoch_each(tmp_path: Path) -> None:
