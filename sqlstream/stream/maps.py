@@ -12,6 +12,7 @@ from torch.utils.data import Dataset, Sampler
 
 from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError
+from sqlstream.index.build.lazy import LazyIndex
 from sqlstream.stream.dataset import StreamingDataset
 
 
@@ -46,13 +47,23 @@ class EpochBatches(Sampler[list[int]]):
         batch_size: Samples of this rank's batch.
 
     Raises:
-        ConfigError: The dataset has `refresh`, which only iterations of it or of a StreamingDataLoader can heed.
+        ConfigError: The dataset has `refresh`, which only iterations of it or of a StreamingDataLoader can heed; or its batches
+            are no rows by number: of packs, or of a lazy index that finds out on the way which rows there are.
     """
 
     def __init__(self, dataset: StreamingDataset, batch_size: int) -> None:
         batch_size = check_at_least("batch_size", batch_size, 1)
         if dataset._pipeline.options.refresh is not None:
             raise ConfigError("refresh='epoch' changes rows by number: iterate the dataset, or a StreamingDataLoader of it")
+        if dataset._pipeline.options.order.is_packed:
+            raise ConfigError(
+                "batches=Packs(…) makes samples of several rows each: iterate a StreamingDataLoader of the dataset"
+            )
+        if isinstance(dataset.index, LazyIndex) and dataset.index.learns_sizes:
+            raise ConfigError(
+                f"which rows {dataset.index.src} has by number is found out on the way, since its index is lazy: leave "
+                "lazy_index_chunk_size out, or iterate a StreamingDataLoader of the dataset"
+            )
         self._dataset = dataset
         self._batch_size = batch_size
         self.epoch = 0

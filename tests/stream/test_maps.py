@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
-from sqlstream import StreamingDataset
+from sqlstream import Packs, StreamingDataset
+from sqlstream.errors import ConfigError
 from sqlstream.stream.maps import EpochBatches, MapView
 from sqlstream.world import World
 from tests.stream.sources import Photos, check_bytes
@@ -55,3 +57,21 @@ def test_paths_of_forked_workers_stay_valid_though_their_trainer_has_accessed_ro
         samples = [sample, *(one for batch in loader for one in batch)]
         dataset.cache.clear()
         assert [one["__row__"] for one in samples if not Path(one["image"]).exists()] == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        pytest.param({"lazy_index_chunk_size": 8, "where": "score > 0.2"}, "found out on the way", id="lazy filter"),
+        pytest.param({"batches": Packs("1", 10)}, r"Packs\(…\) makes samples of several rows", id="packs"),
+    ],
+)
+def test_batches_that_are_no_rows_by_number_are_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    """Numbers of a lazy filter were those of its chunks: other rows came, or IndexErrors. Packs came row by row."""
+    with (
+        StreamingDataset(
+            make_table(tmp_path, 22), tmp_path / "cache", shuffle_seed=5, show_progress=False, **options
+        ) as dataset,
+        pytest.raises(ConfigError, match=message),
+    ):
+        EpochBatches(dataset, batch_size=4)
