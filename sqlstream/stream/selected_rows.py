@@ -238,8 +238,15 @@ class SelectedRows:
             order: What is another one: parameters of the constructor.
 
         Raises:
-            ConfigError: The rows are looked at again by `refresh`, or their buckets are an order of their own.
+            ConfigError: The rows are looked at again by `refresh`, or their buckets are an order of their own; or something
+                else than the order is asked to be another one.
         """
+        known = ViewOrder.__annotations__
+        if unknown := sorted(order.keys() - known.keys()):
+            raise ConfigError(
+                f"view() cannot have another {', '.join(unknown)}: it takes transforms, and {', '.join(known)}. Make another "
+                "dataset"
+            )
         self.cache.check_open()
         pipeline, index = self._pipeline, self.index
         before = pipeline.options

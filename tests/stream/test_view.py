@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sqlstream import StreamingDataLoader, StreamingDataset
-from sqlstream.config import Buckets
+from sqlstream.config import Buckets, Packs
 from sqlstream.errors import CacheClosedError, ConfigError
 from sqlstream.world import World
 
@@ -52,6 +52,16 @@ def test_a_view_has_the_order_that_it_is_given(tmp_path: Path) -> None:
         assert sorted(next(endless)["number"] for _ in range(48)) == sorted([*range(24)] * 2)
         with pytest.raises(ConfigError, match="batch_size=4"):
             StreamingDataLoader(dataset.view(batch_size=5), batch_size=4)
+
+
+@pytest.mark.parametrize("other", [{"batches": Packs("number + 1", 32)}, {"weights": "number"}, {"shuffle": True}])
+def test_what_a_view_cannot_have_is_refused(other: dict[str, Any], tmp_path: Path) -> None:
+    """Batches were left out in silence, and what no dataset has was a TypeError of another class."""
+    with (
+        numbered(tmp_path) as dataset,
+        pytest.raises(ConfigError, match=rf"another {next(iter(other))}: it takes transforms, and"),
+    ):
+        dataset.view(**other)
 
 
 def test_closing_a_view_closes_all_that_share_its_cache(tmp_path: Path) -> None:
