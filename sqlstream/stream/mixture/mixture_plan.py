@@ -133,18 +133,18 @@ class PlannedMixture:
             raise ConfigError(
                 f"stop={str(self.stop)!r} needs to know how many rows the filter of {_list(hidden)} keeps: give epoch_size="
             )
-        parts = [(size or 0) // num_parts for size in self.sizes]
+        sizes = [size or 0 for size in self.sizes]
         mixture = Mixture(
-            num_streams=len(parts),
+            num_streams=len(sizes),
             changes=((0, self.weights),),
             schedule=rule.schedule,
             seed=rule.seed,
             block=rule.block,
         )
         if self.stop is Stop.FIRST_EXHAUSTED:
-            num_turns = first_exhausted(mixture, [size // part_turn for size in parts])
+            num_turns = first_exhausted(mixture, [size // num_parts // part_turn for size in sizes])  # of the smallest part
         else:
-            num_turns = all_exhausted(mixture, [-(-size // part_turn) for size in parts])
+            num_turns = all_exhausted(mixture, [-(-size // (num_parts * part_turn)) for size in sizes])  # of the largest one
         if not num_turns:
             raise ConfigError(f"stop={str(self.stop)!r} ends before the first turn of {part_turn * num_parts} samples")
         return num_turns * part_turn * num_parts

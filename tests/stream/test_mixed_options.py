@@ -1,0 +1,21 @@
+"""Options of mixtures at their edges: what is right of them holds, and what is wrong is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sqlstream import MixedDataset
+from tests.stream.mixtures import streams_of
+
+
+@pytest.mark.parametrize("unit", ["sample", "batch"])
+@pytest.mark.parametrize("num_nodes", [1, 2, 3])
+def test_each_stream_is_drawn_whole_on_any_number_of_canonical_nodes(num_nodes: int, unit: str, tmp_path: Path) -> None:
+    """Rows that a stream has beyond an equal number for each node were left out."""
+    sizes = {"five": 5, "nine": 9, "seventeen": 17}
+    streams = streams_of(tmp_path, sizes, num_canonical_nodes=num_nodes)
+    with MixedDataset(streams, [1, 2, 4], stop="all_exhausted", unit=unit, batch_size=6) as mixed:
+        drawn = {(sample["__stream__"], sample["__row__"]) for sample in mixed}
+    assert drawn == {(name, row) for name, size in sizes.items() for row in range(size)}
