@@ -6,7 +6,6 @@ import dataclasses
 import json
 import math
 import pwd
-from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any

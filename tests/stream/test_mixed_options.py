@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sqlstream import MixedDataset
+from sqlstream import MixedDataset, MultiStreamDataLoader, StreamOptions
+from sqlstream.errors import ConfigError
 from tests.stream.mixtures import streams_of
 
 
@@ -19,3 +20,14 @@ def test_each_stream_is_drawn_whole_on_any_number_of_canonical_nodes(num_nodes: 
     with MixedDataset(streams, [1, 2, 4], stop="all_exhausted", unit=unit, batch_size=6) as mixed:
         drawn = {(sample["__stream__"], sample["__row__"]) for sample in mixed}
     assert drawn == {(name, row) for name, size in sizes.items() for row in range(size)}
+
+
+def test_a_dataset_whose_mixture_cannot_be_made_is_as_it_was(tmp_path: Path) -> None:
+    """It could not be reweighted any more, as if it were a stream."""
+    dataset = streams_of(tmp_path, {"seventeen": 17})["seventeen"].open(None, None)
+    with pytest.raises(ConfigError, match="epoch_size=10 is no multiple of 3"):
+        MixedDataset({"seventeen": dataset}, unit="batch", batch_size=3, epoch_size=10)
+    with pytest.raises(ConfigError, match="batch_size=3 is not divisible"):
+        MultiStreamDataLoader([dataset], [StreamOptions("seventeen", 1.0, 0, batch_size=3, batch_gpu=2)])
+    dataset.reweight("score")
+    dataset.close()

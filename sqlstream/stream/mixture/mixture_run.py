@@ -90,10 +90,10 @@ class MixtureRun:
         schedule = Schedule(steps, mixing, options, identity=identity, has_end=plan.stop is not Stop.NEVER)
         schedule.counts_rows = any(isinstance(order, OrderOfBatches) for order in orders)
         run = cls(streams=streams, plan=plan, rule=rule, unit=unit, schedule=schedule, mixing=mixing)
-        for stream in streams.values():
-            stream.schedule.is_mixed = True
         if unit is MixtureUnit.SAMPLE or options.batch_size is not None:
             run.settle()
+        for stream in streams.values():
+            stream.schedule.is_mixed = True
         return run
 
     @property

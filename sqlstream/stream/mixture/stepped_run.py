@@ -82,8 +82,6 @@ class SteppedRun:
 
     def __init__(self, schedules: Mapping[str, Schedule], mixing: Mixing, options: SteppedOptions) -> None:
         self.schedules = schedules
-        for schedule in schedules.values():
-            schedule.is_mixed = True
         self.mixing = mixing
         self.options = options
         self.place = StepPlace(0)
@@ -103,6 +101,8 @@ class SteppedRun:
         unknown = tuple(StreamBatches(name=name, global_batch=0, micro_batch=0) for name in schedules)
         self.order = Stepped(orders=orders, weights=mixing, batches=unknown, group_of=options.group_of)
         self.settle()
+        for schedule in schedules.values():
+            schedule.is_mixed = True
 
     @property
     def names(self) -> tuple[str, ...]:
