@@ -76,7 +76,7 @@ def chosen(folder: Path, number: Number) -> dict[str, Any]:
 
 def steps(folder: Path, number: Number) -> dict[str, Any]:
     asked = StreamOptions.init_group([{"name": "table", "ratio": 1, "batch_size": number(4)}])
-    with MultiStreamDataLoader([table(folder)], asked, epoch_size=number(5), shuffle_seed=number(1)) as loader:
+    with MultiStreamDataLoader([table(folder)], asked, number(0), number(1), epoch_size=number(5)) as loader:
         loader.reweight({"table": 2}, at_step=number(400))
         return loader.state_dict()
 

@@ -100,6 +100,7 @@ class MultiStreamDataLoader:
         prefetch: int | None = None,
         **common_dataloader_kwargs: Unpack[LoaderArguments],
     ) -> None:
+        self.num_workers = _num_workers(num_workers)
         options = tuple(list_of("stream_opts", stream_opts, "give StreamOptions.init_group([…])"))
         if wrong := [one for one in options if not isinstance(one, StreamOptions)]:
             raise ConfigError(f"stream_opts has {wrong[0]!r}, which is no StreamOptions: give StreamOptions.init_group([…])")
@@ -138,7 +139,6 @@ class MultiStreamDataLoader:
                 planned=tuple(planned),
             ),
         )
-        self.num_workers = _num_workers(num_workers)
         self.streams = [
             LoadedStream(dataset, own.inferred(self.world.world_size), collate)
             for dataset, own, collate in zip(datasets, options, collates, strict=True)
