@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from sqlstream import MixedDataset, MultiStreamDataLoader, StreamOptions
 from sqlstream.errors import ConfigError
+from sqlstream.transforms.base import Sample
 from tests.stream.mixtures import streams_of
 
 
@@ -31,3 +33,15 @@ def test_a_dataset_whose_mixture_cannot_be_made_is_as_it_was(tmp_path: Path) -> 
         MultiStreamDataLoader([dataset], [StreamOptions("seventeen", 1.0, 0, batch_size=3, batch_gpu=2)])
     dataset.reweight("score")
     dataset.close()
+
+
+def twice(sample: Sample) -> Iterator[Sample]:
+    yield from ({**sample, "half": half} for half in range(2))
+
+
+def test_rows_of_a_stream_that_give_several_samples_name_it_in_each(tmp_path: Path) -> None:
+    """A slice, or a list of rows, was a TypeError of the list of one row."""
+    with MixedDataset(streams_of(tmp_path, {"five": 5}, transforms=[twice])) as mixed:
+        for rows in (mixed["five", 1:3], mixed["five", [1, 2]], [mixed["five", 1], mixed[2]]):
+            seen = [[(one["__stream__"], one["__row__"], one["half"]) for one in row] for row in rows]
+            assert seen == [[("five", row, half) for half in range(2)] for row in (1, 2)]

@@ -355,7 +355,8 @@ def _warn_of_lost(shares: Sequence[StreamShare], plan: PlannedMixture) -> None:
 
 
 def _named(sample: Any, name: str) -> Any:
-    """Return a sample, or several, with the name of their stream."""
-    for one in sample if isinstance(sample, list) else [sample]:
-        one[STREAM] = name
+    """Return a sample, or several, or lists of several, with the name of their stream."""
+    if isinstance(sample, list):
+        return [_named(one, name) for one in sample]
+    sample[STREAM] = name
     return sample
