@@ -107,6 +107,14 @@ def test_temperature_one_is_by_size_two_by_root_and_infinity_equal() -> None:
     assert temperature_weights([100, 400], math.inf) == (1, 1)
 
 
+def test_weights_and_temperatures_beyond_what_a_float_holds_are_exact_or_refused_by_name() -> None:
+    """They were errors of Python's arithmetic."""
+    assert whole_weights([10**400, 3 * 10**400]) == (1, 3)
+    assert temperature_weights([10**9, 10**6], 0.01) == (1 << 30, 1)
+    with pytest.raises(ConfigError, match=r"temperature=1e-05 is too low for a stream of 1000000000, .* give a higher one"):
+        temperature_weights([10**9, 10**6], 1e-5)
+
+
 def test_temperatures_are_the_same_integers_on_every_machine() -> None:
     assert temperature_weights([10**9, 10**6, 12_345], 1.5) == (1_062_548_779, 10_625_488, 567_557)
 

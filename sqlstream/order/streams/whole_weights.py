@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from decimal import Context, Decimal
+from decimal import Context, Decimal, Overflow
 from fractions import Fraction
 from numbers import Rational, Real
 from typing import TypeAlias
@@ -25,7 +25,7 @@ Number: TypeAlias = int | float | Fraction
 
 MAX_WHOLE_TOTAL = 1 << 30
 """Parts into which shares are rounded at most: products of two weights fit into 64 bits, and independent draws take 31 bits."""
-_DIGITS = Context(prec=50)  # of temperatures: `decimal` computes in software, so all machines agree
+_DIGITS = Context(prec=50, Emax=9999)  # of temperatures: `decimal` computes in software, so all machines agree
 
 
 def whole_weights(weights: Sequence[Number], precision: int = 6) -> tuple[int, ...]:
@@ -53,7 +53,7 @@ def temperature_weights(sizes: Sequence[int], temperature: float) -> tuple[int, 
     """Return weights in proportion to size ** (1 / temperature): 1 is by size, large ones make all alike.
 
     Raises:
-        ConfigError: `temperature` is not above 0, a size is negative, or all are 0.
+        ConfigError: `temperature` is not above 0, or too low for these sizes; a size is negative, or all are 0.
 
     Example:
         >>> temperature_weights([100, 400], 2)
@@ -64,7 +64,13 @@ def temperature_weights(sizes: Sequence[int], temperature: float) -> tuple[int, 
         raise ConfigError(f"temperature={temperature!r} is out of range: give a number above 0 (1: by size)")
     _integers("sizes", sizes)
     divisor = Decimal(repr(float(temperature)))
-    powers = [Fraction(_power(size, divisor)) if size else 0 for size in sizes]
+    try:
+        powers = [Fraction(_power(size, divisor)) if size else 0 for size in sizes]
+    except Overflow:
+        raise ConfigError(
+            f"temperature={temperature!r} is too low for a stream of {max(sizes)}, beside which the others never come: give a "
+            "higher one, or weights="
+        ) from None
     return _fitted(_simplified(_integers("sizes", powers), precision=6))
 
 
@@ -105,7 +111,7 @@ def exact(name: str, value: Number) -> Fraction:
         ConfigError: It is negative, not finite, or no number.
     """
     value = plain_number(value)
-    if not _is_number(value) or not math.isfinite(value) or value < 0:
+    if not _is_number(value) or value < 0 or not (isinstance(value, Rational) or math.isfinite(value)):
         raise ConfigError(f"{name}={value!r} is out of range: give a finite number, 0 or more")
     if isinstance(value, Rational):  # numpy's integers have parts of their own kind, which overflow
         return Fraction(int(value.numerator), int(value.denominator))
