@@ -114,6 +114,8 @@ class StreamingDataLoader(DataLoader[Sample]):
                 f"StreamingDataLoader takes a StreamingDataset or a MixedDataset, not {type(dataset).__name__}: use torch's "
                 "DataLoader"
             )
+        drop_last = drop_last is not None and flag_of("drop_last", drop_last)
+        persistent_workers = flag_of("persistent_workers", persistent_workers)
         schedule = dataset.schedule
         schedule.fit_first_ranks()
         has_own = schedule.steps.batches is not None
@@ -162,7 +164,7 @@ class StreamingDataLoader(DataLoader[Sample]):
             collate_fn=default_collate_of(dataset) or default_collate
             if collate_fn is None and batch_size is not None
             else collate_fn,
-            pin_memory=pin_memory,
+            pin_memory=flag_of("pin_memory", pin_memory),
             drop_last=drop_last and not has_own,
             timeout=timeout,
             worker_init_fn=worker_init_fn,

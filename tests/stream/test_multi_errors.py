@@ -127,6 +127,7 @@ def of_two(**changes: Any) -> list[StreamOptions]:
         (of_two(), {"lanes": 0}, "lanes"),
         (of_two(), {"epoch_size": 0}, "epoch_size"),
         (of_two(), {"num_workers": [2, -1]}, "num_workers"),
+        (of_two(), {"persistent_workers": "no"}, "persistent_workers='no' is no bool"),
         (of_two(), {"schedule": "often"}, "schedule"),
         (of_two(), {"batch_size": 3}, "does not take batch_size: batches are those of stream_opts"),
         (of_two(), {"shuffle": True}, "does not take shuffle"),

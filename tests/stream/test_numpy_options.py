@@ -136,3 +136,11 @@ def test_a_function_may_name_buckets_by_numbers_of_numpy(tmp_path: Path) -> None
         with table(tmp_path, batches=Buckets("row % 3", into=into, global_batch_size=2)) as dataset:
             names.add(json.dumps([sample["__bucket__"] for sample in dataset]))
     assert len(names) == 1
+
+
+@pytest.mark.parametrize("option", ["drop_last", "persistent_workers", "pin_memory"])
+def test_texts_are_no_flags_of_a_loader(option: str, tmp_path: Path) -> None:
+    """A text 'false', as configuration files give it, was True."""
+    options: dict[str, Any] = {option: "false"}
+    with table(tmp_path) as dataset, pytest.raises(ConfigError, match=rf"{option}='false' is no bool: give True or False"):
+        StreamingDataLoader(dataset, batch_size=2, **options)
