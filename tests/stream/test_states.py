@@ -139,3 +139,22 @@ def test_the_state_of_other_streams_is_refused_by_name(saved: StreamState, curre
 
 def test_streams_may_stand_anywhere_in_their_epochs() -> None:
     replace(MIXED, streams={"web": part("a", 99), "code": part("b", 1)}).check(MIXED)
+
+
+BEYOND = {"rank": 0, "world_size": 1, "num_workers": 1, "first_worker": 0, "taken": [], "unfinished": []}
+
+
+@pytest.mark.parametrize(
+    ("damaged", "message"),
+    [
+        ({"beyond": BEYOND | {"taken": [[0, 0, 1 << 63]]}}, r"beyond\['taken'\]=.* is not a list of \[epoch, number, number\]"),
+        ({"beyond": BEYOND | {"rank": 1 << 63}}, r"rank=9223372036854775808 in beyond of the state is not a count"),
+        ({"weights": [CHANGE | {"epoch": None}]}, r"epoch=None in weights of the state is not a count"),
+        ({"weights": [CHANGE | {"sample": 1 << 63}]}, r"sample=9223372036854775808 in weights of the state is not a count"),
+        ({"weights": [CHANGE | {"fingerprint": []}]}, r"fingerprint=\[\] in weights of the state is no text"),
+    ],
+)
+def test_values_of_a_damaged_state_are_refused_by_name(damaged: dict[str, Any], message: str) -> None:
+    """They were errors of numpy and of comparisons, some of them as the run went on."""
+    with pytest.raises(StateError, match=message):
+        StreamState.from_dict(sent(SINGLE.to_dict()) | damaged)

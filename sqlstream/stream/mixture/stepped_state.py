@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlstream.errors import StateError
 from sqlstream.order import MIXTURE_VERSION, PERMUTATION_VERSION
-from sqlstream.stream.run.partial_steps import check_counts, check_is_state
+from sqlstream.stream.run.partial_steps import check_counts, check_is_state, is_count
 from sqlstream.stream.run.state import StreamPart
 
 MULTI_STREAM_VERSION = 1
@@ -155,4 +155,4 @@ def _is_change(change: object) -> bool:
         if not isinstance(named, Mapping):
             return False
         counts += named.values()
-    return all(isinstance(count, int) and count >= 0 for count in counts)
+    return all(map(is_count, counts))

@@ -89,8 +89,7 @@ class DeliveredAhead:
             raise StateError(f"beyond={beyond!r} in the state is not a dict of {', '.join(sorted(names))}")
         lists = {name: _triples(name, beyond[name]) for name in ("taken", "unfinished")}
         counts = {name: beyond[name] for name in names - set(lists)}
-        if any(type(count) is not int or count < 0 for count in counts.values()):
-            raise StateError(f"beyond={counts!r} in the state are not counts: give 0 or more")
+        check_counts("beyond of the state", tuple(counts), counts)
         return cls(
             taken=tuple(DeliveredSpan(*triple) for triple in lists["taken"]),
             unfinished=tuple(PartialRow(*triple) for triple in lists["unfinished"]),
@@ -106,11 +105,15 @@ def check_is_state(given: object) -> None:
         )
 
 
+def is_count(value: object) -> bool:
+    """Return whether a value is a whole number that positions and epochs can have."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= INT64_MAX
+
+
 def check_counts(owner: str, names: tuple[str, ...], state: Mapping[str, object]) -> None:
     """Raise StateError if one of the values with these names is no count."""
     for name in names:
-        value = state[name]
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= INT64_MAX:
+        if not is_count(value := state[name]):
             raise StateError(f"{name}={value!r} in {owner} is not a count: give 0 or more, and at most 2**63 - 1")
 
 
@@ -174,8 +177,7 @@ def stretches_of(epoch: int, numbers: Int64Array) -> list[DeliveredSpan]:
 
 def _triples(name: str, value: Any) -> Sequence[Sequence[int]]:
     if not isinstance(value, list | tuple) or not all(
-        isinstance(triple, list | tuple) and len(triple) == 3 and all(type(count) is int and count >= 0 for count in triple)
-        for triple in value
+        isinstance(triple, list | tuple) and len(triple) == 3 and all(map(is_count, triple)) for triple in value
     ):
         raise StateError(f"beyond[{name!r}]={value!r} in the state is not a list of [epoch, number, number]")
     return value

@@ -285,4 +285,8 @@ def _checked_weights(weights: object) -> tuple[Mapping[str, object], ...]:
         not isinstance(change, Mapping) or set(change) != CHANGE_KEYS for change in weights
     ):
         raise StateError(f"weights={weights!r} in the state is not a list of dicts with {', '.join(sorted(CHANGE_KEYS))}")
+    for change in weights:
+        check_counts("weights of the state", ("epoch", "sample"), change)
+        if wrong := [name for name in ("expression", "fingerprint") if not isinstance(change[name], str | None)]:
+            raise StateError(f"{wrong[0]}={change[wrong[0]]!r} in weights of the state is no text")
     return tuple(weights)
