@@ -213,6 +213,18 @@ def test_a_stream_that_comes_or_goes_may_make_or_end_a_group(tmp_path: Path) -> 
     assert sorted(came) == in_order(tmp_path, "a", 0, len(came)), "none is lost or comes twice"
 
 
+def test_a_step_before_streams_came_is_refused(tmp_path: Path) -> None:
+    """One batch came again and again, without end."""
+    with Job(tmp_path, of_one("a", "b", batch=2)) as job:
+        states = [kept(job.state()) for _ in job.steps(7)]
+    with Job(tmp_path, of_one("a", "c", batch=2)) as job:
+        job.load(states[6], streams="continue")
+        assert next(job.steps(1)).number == 7
+        with pytest.raises(StateError, match=r"went on with other streams at step 7: .* it cannot go to step 3"):
+            job.load(states[2], strict=False)
+        assert next(job.steps(1)).number == 8
+
+
 def test_a_stream_may_begin_anew(tmp_path: Path) -> None:
     with Job(tmp_path, of_one("a", "b", batch=2)) as job:
         assert [*job.steps(10)]

@@ -69,8 +69,10 @@ def load_stepped(run: SteppedRun, saved: Mapping[str, Any], *, strict: bool, str
     except StateError:
         if flag_of("strict", strict):
             raise
+        place = StepPlace(state.step)
+        run.partition(place)  # it is an error if the run went on with other streams behind that step
         logger.warning("the state is of another run: going on at its step %d, with streams and weights of this one", state.step)
-        run.place = StepPlace(state.step)
+        run.place = place
         return
     before = run.lanes, run.begun
     run.lanes = state.lanes or run.options.lanes

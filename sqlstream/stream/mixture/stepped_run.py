@@ -142,10 +142,15 @@ class SteppedRun:
 
         Raises:
             ConfigError: Ranks, lanes and batches do not divide.
-            StateError: The step has no such round.
+            StateError: The step has no such round, or the run went on with other streams after it.
         """
         schedule = self.order.schedule
         step, round_ = (schedule.first_step, 0) if place is None else place
+        if step < schedule.first_step:
+            raise StateError(
+                f"the run went on with other streams at step {schedule.first_step}: what was before is not known, so it cannot "
+                f"go to step {step}; make the loader anew, and load the state into that"
+            )
         return StepPartition(
             schedule=schedule.steps,
             streams=self.order.batches,
