@@ -15,10 +15,12 @@ from types import FrameType
 from typing import Any, Never
 
 import pytest
+from torch.utils.data import DataLoader
 
 from sqlstream import MixedDataset, MultiStreamDataLoader, StreamingDataLoader, StreamingDataset
 from sqlstream.errors import ConfigError, TransformError
 from sqlstream.stream.iterated import IteratedDataset
+from sqlstream.stream.maps import EpochBatches
 from sqlstream.stream.multi.options import Batch
 from tests.processes import wait_until
 from tests.stream.multi_jobs import opened as opened_stream
@@ -243,6 +245,16 @@ def test_a_loader_takes_its_own_batches_though_another_one_of_its_dataset_was_ma
         StreamingDataLoader(dataset, **{"batch_size": 4} | other)
         loader.load_state_dict(state)
         assert [list(loader), list(loader)] == [rest, want[2]]
+
+
+def test_a_dataset_that_is_iterated_itself_leaves_out_nothing_that_a_loader_of_it_drops(tmp_path: Path) -> None:
+    with opened(tmp_path) as dataset:
+        loader = StreamingDataLoader(dataset, batch_size=10, drop_last=True)
+        assert len([*dataset]) == NUM_ROWS
+        assert [len(batch["__row__"]) for batch in loader] == [10, 10]
+        assert len([*DataLoader(dataset, batch_size=1)]) == NUM_ROWS
+        assert sum(map(len, EpochBatches(dataset, 10))) == NUM_ROWS
+        assert len(loader) == 2
 
 
 @pytest.mark.parametrize("workers", [0, 1])

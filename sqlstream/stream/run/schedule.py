@@ -214,17 +214,17 @@ class Schedule:
         """
         self.keeps_rows = False
         info = get_worker_info()
-        if info is None and not self.is_announced:
+        if not self.is_announced:
             self._leave_epochs()
+            self.batches, self.steps = None, replace(self.steps, tail=self._options.tail)  # drop_last is that of a loader
         world = self.world if info is None else self.world.with_worker(info.id, info.num_workers)
         first, seed = self._first_share(world), self.identity.shuffle_seed
         if self._options.is_unaligned and seed is not None and self._reseeded is not None:
             order = self._reseeded(own_seed(seed, first, is_endless=self.is_endless))
             first = replace(first, steps=replace(self.steps, order=order), fingerprint=order.fingerprint)
-        progress = ShareProgress(first, first.taken)
+        self._progress = progress = ShareProgress(first, first.taken)
         if not self.is_announced:
             self._delivery = None
-        self._progress = progress
         looks_ahead = info is not None and self.batches is not None and self.batches.is_persistent
         return progress, self._from(first, looks_ahead)
 
@@ -262,7 +262,7 @@ class Schedule:
 
     def _leave_epochs(self) -> None:
         """Have the next iteration begin behind all epochs of an endless one: it would give again what that has given."""
-        if self.is_endless and self.is_under_way and self.counter.epoch_of_workers is None:
+        if self.is_endless and self.is_under_way and get_worker_info() is None and self.counter.epoch_of_workers is None:
             self.counter.skip_to(self._position().first_whole_epoch - 1)
 
     @property
@@ -308,7 +308,7 @@ class Schedule:
 
     def batches_of(self, epoch: int, batch_size: int) -> EpochShare:
         """Return this rank's share of an epoch in batches of `batch_size`, all in one process."""
-        steps = replace(self.steps, batch_size=batch_size)
+        steps = replace(self.steps, batch_size=batch_size, tail=self._options.tail)
         return self._share(epoch, steps, steps.partition(epoch, self.world))
 
     def _share(self, epoch: int, steps: Steps, partition: Partition, beyond: DeliveredAhead | None = None) -> EpochShare:
