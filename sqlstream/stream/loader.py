@@ -114,8 +114,6 @@ class StreamingDataLoader(DataLoader[Sample]):
                 f"StreamingDataLoader takes a StreamingDataset or a MixedDataset, not {type(dataset).__name__}: use torch's "
                 "DataLoader"
             )
-        drop_last = drop_last is not None and flag_of("drop_last", drop_last)
-        persistent_workers = flag_of("persistent_workers", persistent_workers)
         schedule = dataset.schedule
         schedule.fit_first_ranks()
         has_own = schedule.steps.batches is not None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sqlstream import MixedDataset, MultiStreamDataLoader, StreamOptions
+from sqlstream import MixedDataset, MultiStreamDataLoader, StreamOptions, weight_ramp
 from sqlstream.errors import ConfigError
 from sqlstream.transforms.base import Sample
 from tests.stream.mixtures import streams_of
@@ -45,3 +45,13 @@ def test_rows_of_a_stream_that_give_several_samples_name_it_in_each(tmp_path: Pa
         for rows in (mixed["five", 1:3], mixed["five", [1, 2]], [mixed["five", 1], mixed[2]]):
             seen = [[(one["__stream__"], one["__row__"], one["half"]) for one in row] for row in rows]
             assert seen == [[("five", row, half) for half in range(2)] for row in (1, 2)]
+
+
+def test_values_that_are_no_such_numbers_are_named(tmp_path: Path) -> None:
+    """They were errors of Python's arithmetic, or named an option that was not given."""
+    with pytest.raises(ConfigError, match=r"tokens='1e308 \* 10' of stream 'five' add up to inf"):
+        MixedDataset(streams_of(tmp_path, {"five": 5}), [1], tokens="1e308 * 10")
+    with pytest.raises(ConfigError, match=r"stop=2.5 is no whole number"):
+        weight_ramp(0, 2.5, {"a": 1}, {"a": 2})  # type: ignore[arg-type]  # that is the point
+    with pytest.raises(ConfigError, match=r"^epoch_size=281474976710657 is out of range"):
+        streams_of(tmp_path, {"five": 5}, epoch_size=(1 << 48) + 1)["five"].open(None, None)

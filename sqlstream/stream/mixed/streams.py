@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -112,7 +113,12 @@ class Leaf:
                     "give weights= of the mixture by rows"
                 )
             counted = self.dataset.query(f"SELECT count(*) AS num_rows, sum({tokens}) AS num_tokens FROM dataframe").to_pylist()
-            num_rows, num_tokens = counted[0]["num_rows"], int(counted[0]["num_tokens"] or 0)
+            num_rows, total = counted[0]["num_rows"], counted[0]["num_tokens"] or 0
+            if not math.isfinite(total):
+                raise ConfigError(
+                    f"tokens={tokens!r} of stream {self.name!r} add up to {total}: leave such rows out, or mend them"
+                )
+            num_tokens = int(total)
             if asked.is_packed:
                 num_rows = order.num_positions(0)  # what is drawn are packs
         return StreamShare(

@@ -23,6 +23,7 @@ from sqlstream.index.file.sums import BucketSumsFile, SumsFile
 from sqlstream.index.lengths import LengthTable
 from sqlstream.index.weights import WeightsSpec, WeightTable, open_weights
 from sqlstream.order import WeightedLengths, WeightsFrom, WeightsSince
+from sqlstream.order.order import check_size
 from sqlstream.order.weights import WeightedRows
 from sqlstream.stream.run.shared.text import SharedText
 
@@ -291,6 +292,7 @@ def weighting_of(index: Index, directory: Path, epoch_size: int | None, weights:
     num_rows = len(index)
     if epoch_size is not None and num_rows == 0:
         raise ConfigError(f"epoch_size={epoch_size} needs rows, but the index has none that the query keeps")
+    check_size("epoch_size", epoch_size or num_rows)
     return Weighting(num_rows, epoch_size or num_rows, partial(open_weights, index, directory=directory), weights)
 
 
