@@ -247,6 +247,34 @@ def test_a_loader_takes_its_own_batches_though_another_one_of_its_dataset_was_ma
         assert [list(loader), list(loader)] == [rest, want[2]]
 
 
+def refused(sample: dict[str, Any]) -> dict[str, Any]:
+    if sample["__row__"] == 9:
+        raise ValueError("not this one")
+    return sample
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_iteration_that_an_error_has_ended_is_not_over(workers: int, tmp_path: Path) -> None:
+    """Who caught the error and went on had a state of the next epoch, without the rows that were left."""
+    src, options = make_table(tmp_path, NUM_ROWS), {"show_progress": False, "on_error": "raise"}
+    with StreamingDataset(src, tmp_path / "cache", transforms=[refused], **options) as dataset:  # type: ignore[arg-type]
+        loader, taken, num_errors = loader_of(dataset, num_workers=workers), list[Any](), 0
+        batches = iter(loader)
+        while True:
+            try:
+                taken += next(batches)
+            except StopIteration:
+                break
+            except TransformError:
+                num_errors += 1
+        state = loader.state_dict()
+    assert num_errors == 1
+    with StreamingDataset(src, tmp_path / "cache", **options) as dataset:  # type: ignore[arg-type]
+        loader = loader_of(dataset, num_workers=workers)
+        loader.load_state_dict(state)
+        assert sorted(taken + [row for batch in loader for row in batch]) == [(0, row) for row in range(NUM_ROWS)]
+
+
 def test_a_dataset_that_is_iterated_itself_leaves_out_nothing_that_a_loader_of_it_drops(tmp_path: Path) -> None:
     with opened(tmp_path) as dataset:
         loader = StreamingDataLoader(dataset, batch_size=10, drop_last=True)

@@ -101,6 +101,8 @@ class CountedBatches:
         self._delivery = delivery
         self._around = around
         self._packing = packing  # kept: batches on their way lie in its memory
+        self._has_failed = False
+        """An error has come in place of a batch: what is behind it never comes."""
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -116,9 +118,10 @@ class CountedBatches:
                 batch, place = next(self._batches)
         except StopIteration:
             self._handed.end()
-            self._delivery.is_over = True
+            self._delivery.is_over = not self._has_failed
             raise
         except BaseException as error:
+            self._has_failed = True
             if self._batches._num_workers:
                 forget_frames(error)
             raise
