@@ -11,7 +11,7 @@ import pytest
 
 from sqlstream import StreamingDataset
 from sqlstream.errors import EncodeError
-from sqlstream.write import WriteOptions, ZipWriter
+from sqlstream.write import TarWriter, WriteOptions, ZipWriter
 from tests.write.goldens import files_of
 
 
@@ -59,3 +59,31 @@ def test_a_key_that_comes_again_in_an_archive_is_refused_and_may_come_in_the_nex
         writer.write({"__key__": "c", "txt": "4"})
         writer.write({"__key__": "a", "txt": "5"})
     assert len(list(tmp_path.glob("*.zip"))) == 2
+
+
+@pytest.mark.parametrize("writer_of", [ZipWriter, TarWriter])
+@pytest.mark.parametrize(
+    "wrong", [{"__key__": "b\0x", "txt": "2"}, {"__key__": "é\udc80", "txt": "2"}, {"__key__": "b", 1: b"2"}]
+)
+def test_a_name_that_no_archive_holds_is_refused_and_the_next_sample_is_written(
+    writer_of: Any, wrong: dict[Any, Any], tmp_path: Path
+) -> None:
+    with writer_of(tmp_path / "out") as writer:
+        writer.write({"__key__": "a", "txt": "1"})
+        with pytest.raises(EncodeError, match="name it"):
+            writer.write(wrong)
+        writer.write({"__key__": "c", "txt": "3"})
+        assert writer.num_samples == 2
+    (shard,) = [path for path in (tmp_path / "out").iterdir() if path.suffix in (".zip", ".tar")]
+    with StreamingDataset(str(shard), str(tmp_path / "cache")) as dataset:
+        assert [row["txt"] for row in dataset] == [b"1", b"3"]
+
+
+def test_a_name_that_is_too_long_for_a_zip_is_refused_and_the_next_sample_is_written(tmp_path: Path) -> None:
+    with ZipWriter(tmp_path) as writer:
+        with pytest.raises(EncodeError, match="a name of 65536 bytes, and ZIP has 65535"):
+            writer.write({"__key__": "é" * 32766, "txt": "1"})
+        writer.write({"__key__": "c", "txt": "3"})
+    (shard,) = tmp_path.iterdir()
+    with zipfile.ZipFile(shard) as archive:
+        assert archive.namelist() == ["c.txt"]

@@ -62,6 +62,8 @@ class PartEncoder:
         files: list[tuple[str, bytes]] = []
         seen: set[str] = set()
         for name, value in sample.items():
+            if not isinstance(name, str):
+                raise EncodeError(f"sample {key!r} has a part called {name!r}, which is no text: name it by an extension")
             if name[:1] == "_":
                 continue
             try:
@@ -78,6 +80,9 @@ class PartEncoder:
         if len(seen) < len(files):
             raise EncodeError(f"sample {key!r} has an extension in two spellings, which readers take for one: {sorted(sample)}")
         files.sort(key=_order)
+        if not _is_text("".join((key, *(name for name, _ in files)))):
+            names = ", ".join(repr(name) for name, _ in files)
+            raise EncodeError(f"sample {key!r} with {names}: a name has a zero byte, or is no Unicode text: rename it")
         for name, _ in files:
             if not name:
                 raise EncodeError(f"sample {key!r} has a part without a name, which readers pass over: name it by an extension")
@@ -101,6 +106,16 @@ class PartEncoder:
         else:
             data = _encoder(kind)(value)
         return gzip.compress(data, mtime=0) if is_packed else data
+
+
+def _is_text(name: str) -> bool:
+    """Return whether archives have names with these characters: Python's ZIP cuts a name at a zero byte."""
+    if name.isascii():
+        return "\0" not in name
+    try:
+        return b"\0" not in name.encode()
+    except UnicodeEncodeError:
+        return False
 
 
 def _order(file: tuple[str, bytes]) -> tuple[bool, str]:

@@ -24,6 +24,8 @@ _LEVEL = 6
 _FIRST_TIME = (1980, 1, 1, 0, 0, 0)
 """The earliest that the format has."""
 _FILE = 0o100644 << 16
+_MOST_NAME_BYTES = (1 << 16) - 1
+"""Longest name that the format has."""
 _RECORD_BYTES = 76
 """Of a local header and an entry of the directory, without the name, which both have."""
 
@@ -92,8 +94,21 @@ class ZipFormat:
     index_names: tuple[str, ...] = ()
 
     def __init__(self, pattern: str, limits: ShardLimits, encoder: PartEncoder) -> None:
-        self._pattern, self._limits = pattern, limits
-        self.encode = encoder.encode
+        self._pattern, self._limits, self._encoder = pattern, limits, encoder
+
+    def encode(self, sample: Mapping[str, Any]) -> SampleFiles:
+        """Encode a sample.
+
+        Raises:
+            EncodeError: It cannot be, or a name is longer than the format has.
+        """
+        item = self._encoder.encode(sample)
+        longest = max(len(f"{item.key}.{extension}".encode()) for extension, _ in item.files)
+        if longest > _MOST_NAME_BYTES:
+            raise EncodeError(
+                f"sample {item.key[:40]!r}… has a name of {longest} bytes, and ZIP has {_MOST_NAME_BYTES}: rename it"
+            )
+        return item
 
     @property
     def settings(self) -> Mapping[str, Any]:
