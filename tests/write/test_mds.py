@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from sqlstream import StreamingDataset
 from sqlstream.errors import ConfigError, EncodeError, OutputExistsError
 from sqlstream.write import CsvWriter, JsonWriter, MdsWriter, TsvWriter, WriteOptions, XsvWriter
 from sqlstream.write.formats.mds_encoder import MdsEncoder, encoder_of
@@ -265,8 +266,10 @@ def test_wrong_arguments_are_refused_before_anything_is_made(
 
 def test_values_that_hold_a_separator_are_refused(tmp_path: Path) -> None:
     with CsvWriter(tmp_path / "out", COLUMNS) as writer:
-        with pytest.raises(EncodeError, match="nothing is quoted"):
+        with pytest.raises(EncodeError, match=r"^column 's' holds a separator or a newline, and nothing is quoted"):
             writer.write({"s": "a,b", "n": 1, "f": 1.0})
+        with pytest.raises(EncodeError, match=r"^a value is no Unicode text"):
+            writer.write({"s": "\udc80", "n": 1, "f": 1.0})
         with pytest.raises(EncodeError, match="column 'f', a value of type int: expected float"):
             writer.write({"s": "a", "n": 1, "f": 1})
         writer.write({"s": "a", "n": 1, "f": 1.0})
@@ -274,6 +277,15 @@ def test_values_that_hold_a_separator_are_refused(tmp_path: Path) -> None:
         CsvWriter(tmp_path / "other", {"a,b": "str"})
     with pytest.raises(OutputExistsError):
         CsvWriter(tmp_path / "out", COLUMNS, options=WriteOptions())
+
+
+def test_a_value_that_makes_another_separator_with_the_one_behind_it_is_refused(tmp_path: Path) -> None:
+    with XsvWriter(tmp_path / "out", {"a": "str", "b": "str"}, separator="||") as writer:
+        with pytest.raises(EncodeError, match="ends like the separator"):
+            writer.write({"a": "x|", "b": "y"})
+        writer.write({"a": "x", "b": "|y|"})
+    with StreamingDataset(str(tmp_path / "out"), str(tmp_path / "cache")) as dataset:
+        assert [(row["a"], row["b"]) for row in dataset] == [("x", "|y|")]
 
 
 def test_samples_beyond_memory_go_through_a_file_and_give_the_same_shard(tmp_path: Path) -> None:

@@ -97,11 +97,15 @@ class SplitFormat:
         try:
             for name, check in self._plan:
                 values[name] = check(sample[name])
-            row = self._encode_row(values).encode()
         except Exception as error:
             if name not in sample:
                 raise EncodeError(f"the sample lacks the column {name!r}; it has {', '.join(map(str, sample))}") from error
             raise EncodeError(f"column {name!r}, a value of type {type(sample[name]).__name__}: {error}") from error
+        text = self._encode_row(values)
+        try:
+            row = text.encode()
+        except UnicodeEncodeError as error:
+            raise EncodeError(f"a value is no Unicode text ({error}): correct it, or leave the sample out") from error
         return [row], len(row)
 
     def adopt(self, shards: Sequence[StoredShard]) -> None:
@@ -219,7 +223,10 @@ class XsvWriter(SampleWriter[Pieces]):
                     raise EncodeError(
                         f"column {name!r} holds a separator or a newline, and nothing is quoted: write JSON or MDS"
                     )
-            return separator.join(texts) + newline
+            row = separator.join(texts)
+            if len(separator) > 1 and row.split(separator) != texts:  # 'a|' before '||' reads 'a' and '|b'
+                raise EncodeError(f"a value that ends like the separator {separator!r} would be cut: write JSON or MDS")
+            return row + newline
 
         header = separator.join(names) + newline
         super().__init__(SplitFormat(mosaic, columns, encode_row, header), out, options or WriteOptions())
