@@ -101,10 +101,7 @@ class ConvertImageToByteTensorTransform(BaseTransform):
             if value.dtype != torch.uint8:
                 raise TransformError(f"expected an image, got {summary(value)}: floats have no agreed range to convert from")
             return value
-        if isinstance(value, np.ndarray):
-            if value.dtype != np.uint8 or value.ndim not in (2, 3):
-                raise TransformError(f"expected a uint8 array [h, w, c] or [h, w], got {summary(value)}")
-        elif not hasattr(value, "getbands"):
+        if not isinstance(value, np.ndarray) and not hasattr(value, "getbands"):
             raise TransformError(f"expected a Pillow image, got {summary(value)}: decode it first (DecodeImageTransform)")
         return image_to_tensor(value)
 

@@ -87,17 +87,19 @@ def _scale_image(image: Image, plan: ResizePlan, interpolation: str) -> Image:
     return image.resize((plan.inner[1], plan.inner[0]), resampling)
 
 
-def image_to_tensor(image: Image, num_channels: int = 3) -> torch.Tensor:  # [c, h, w]
-    """Return an image as uint8, grey ones with their channel repeated.
+def image_to_tensor(image: Any, num_channels: int = 3) -> torch.Tensor:  # [c, h, w]
+    """Return an image of Pillow, or an array [h, w, c] or [h, w], as uint8, a grey one with its channel repeated.
 
     Raises:
-        TransformError: The mode has another number of channels.
+        TransformError: It has another number of channels, or values that are no levels of these: of a palette, say.
     """
-    array = np.array(image, dtype=np.uint8)  # [h, w, c] or [h, w]
+    array = np.array(image)  # [h, w, c] or [h, w]
     if array.ndim == 2:
         array = np.repeat(array[:, :, None], num_channels, axis=2)  # [h, w, c]
-    if array.shape[2] != num_channels:
-        raise TransformError(f"expected an image of {num_channels} channels, got mode {image.mode}: decode it to RGB first")
+    has_levels = array.dtype == np.uint8 and getattr(image, "mode", "RGB") in ("L", "RGB")
+    if not has_levels or array.ndim != 3 or array.shape[2] != num_channels:
+        found = f"mode {image.mode}" if hasattr(image, "mode") else summary(image)
+        raise TransformError(f"expected an image of {num_channels} channels of 8 bits, got {found}: decode it to RGB first")
     return torch.from_numpy(array).permute(2, 0, 1).contiguous()
 
 

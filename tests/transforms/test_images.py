@@ -23,7 +23,12 @@ from sqlstream.transforms.image import (
 )
 from sqlstream.transforms.image_decode import EXACT_TOLERANCE, REDUCED_TOLERANCE, decode_image, decode_resized
 from sqlstream.transforms.pixels import image_to_tensor, resize_image, rgb_view
-from sqlstream.transforms.presets import ResizeVideoTransform, create_standard_image_pipeline
+from sqlstream.transforms.presets import (
+    ConvertVideoToByteTensorTransform,
+    ResizeToBucket,
+    ResizeVideoTransform,
+    create_standard_image_pipeline,
+)
 from sqlstream.transforms.resize import ResizeOptions, ResizePlan, Size, plan_resize, scale_plan
 
 from .media import drawing, encode, photo, quadrants
@@ -203,6 +208,29 @@ def test_an_image_as_video_has_one_frame_and_a_framerate() -> None:
 
 def test_grey_images_get_three_channels() -> None:
     assert ConvertImageToByteTensorTransform("x")({"x": Image.new("L", (3, 2), 7)})["x"].tolist() == [[[7] * 3] * 2] * 3
+
+
+PICTURES: list[Any] = [
+    photo(4, 4).quantize(8),
+    photo(4, 4).convert("YCbCr"),
+    Image.new("1", (4, 4)),
+    Image.new("I;16", (4, 4), 40_000),
+]
+ARRAYS = [np.full((4, 4, 3), 0.5), np.full((4, 4, 3), 300), np.zeros((4, 4, 4), np.uint8)]
+
+
+@pytest.mark.parametrize("value", [*PICTURES, *ARRAYS])
+def test_values_that_are_no_levels_of_rgb_are_refused(value: Any) -> None:
+    what = f"mode {value.mode}" if hasattr(value, "mode") else f"ndarray {value.dtype}"
+    for transform, given in (
+        (ConvertImageToByteTensorTransform("x"), value),
+        (ConvertVideoToByteTensorTransform("x"), [value]),
+    ):
+        with pytest.raises(TransformError, match=f"expected an image of 3 channels of 8 bits, got {what}"):
+            transform({"x": given})
+    if hasattr(value, "mode"):
+        with pytest.raises(TransformError, match=f"got {what}: decode it to RGB first"):
+            ResizeToBucket("x")({"x": value, "__bucket__": (2, 2)})
 
 
 def test_damaged_bytes_give_a_decode_error_that_names_transform_field_and_sample(decoder: str) -> None:
