@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sqlstream.errors import ConfigError
-from sqlstream.transforms.base import Sample, Transform, apply
+from sqlstream.transforms.base import Sample, Transform, apply, may_draw_globally
 from sqlstream.transforms.description import Describer
 from sqlstream.transforms.optional import require
 from sqlstream.transforms.rng import next_stage
@@ -44,6 +44,11 @@ class CacheTransform:
         self.name = name
         self.transforms = tuple(transforms)
         self.version = str(version)
+
+    @property
+    def calls_given_code(self) -> bool:
+        """Within another point it runs as a transform, and so do those within it."""
+        return any(map(may_draw_globally, self.transforms))
 
     def __call__(self, sample: Sample) -> Sample | Iterable[Sample]:
         """Return the transformed sample, without looking for a stored one; what follows draws from the next stage."""

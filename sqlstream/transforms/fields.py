@@ -12,7 +12,9 @@ import torch
 from sqlstream.errors import ConfigError, TransformError
 from sqlstream.transforms.base import Sample
 from sqlstream.transforms.content import read_bytes, read_text
+from sqlstream.transforms.draw_free import GivenCode
 from sqlstream.transforms.field import BaseTransform, dummy_reason, failure, missing, naming, read_field, summary, with_names
+from sqlstream.transforms.harmless import is_data
 from sqlstream.transforms.reading import read_file
 from sqlstream.transforms.rng import PRIVATE_FIELDS
 
@@ -189,6 +191,11 @@ class AddConstantFieldTransform:
         self.output_field = output_field
         self.value = value
 
+    @property
+    def calls_given_code(self) -> bool:
+        """The value may draw where a later transform calls its methods, such as a generator."""
+        return not is_data(self.value)
+
     def __call__(self, sample: Sample) -> Sample:
         """Return the sample with the constant."""
         sample[self.output_field] = self.value
@@ -204,6 +211,11 @@ class AugmentNewFieldsTransform:
 
     def __init__(self, new_fields: Mapping[str, Any]) -> None:
         self.new_fields = dict(new_fields)
+
+    @property
+    def calls_given_code(self) -> bool:
+        """A value may draw where a later transform calls its methods, or as it is copied."""
+        return not is_data(self.new_fields)
 
     def __call__(self, sample: Sample) -> Sample:
         """Return the sample with the new fields.
@@ -233,6 +245,16 @@ class GatherFieldsTransform:
         self.input_fields = tuple(input_fields)
         self.output_field = output_field
         self.output_type = output_type
+
+    @property
+    def calls_given_code(self) -> bool:
+        """What makes the collection may be any function."""
+        return self.output_type not in (dict, list, tuple)
+
+    @property
+    def given_code(self) -> GivenCode:
+        """What makes the collection."""
+        return GivenCode(called=(self.output_type,))
 
     def __call__(self, sample: Sample) -> Sample:
         """Return the sample with the collection.

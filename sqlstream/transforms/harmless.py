@@ -98,6 +98,13 @@ def has_plain_items(value: object) -> bool:
     return type(value) in (list, set) and len(value) <= MAX_ITEMS and PLAIN.issuperset(map(type, value))  # type: ignore[arg-type, call-overload]
 
 
+def is_data(value: object) -> bool:
+    """Return whether it is a plain value, or a dict, list, set or tuple of such at any depth."""
+    if type(value) is dict:
+        return all(map(is_data, (*value, *value.values())))
+    return all(map(is_data, value)) if type(value) in (list, set, tuple) else is_plain(value)  # type: ignore[call-overload]
+
+
 def is_listed(value: Any) -> bool:
     """Return whether it is `rng`, or a module of the list has it under a listed name, and it is that module's own."""
     if value is rng:

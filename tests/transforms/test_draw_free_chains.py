@@ -7,9 +7,17 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from sqlstream.transforms.base import Chain
+from sqlstream.transforms.cached import CacheTransform
 from sqlstream.transforms.decode_by_extension import DecodeByExtension
+from sqlstream.transforms.fields import (
+    AddConstantFieldTransform,
+    AugmentNewFieldsTransform,
+    GatherFieldsTransform,
+    IdentityTransform,
+)
 
 Sample = dict[str, Any]
 num_seen = 0
@@ -98,6 +106,44 @@ def test_what_draws_may_come_from_an_earlier_chain_or_out_of_a_pickle() -> None:
     assert seedings_of({"x": 1}, [calls], is_plain=False) == 1
     assert seedings_of({"x": 1}, [DecodeByExtension("pil", allow_pickle=True), calls]) == 1
     assert seedings_of({"x": 1}, [DecodeByExtension("pil")], [calls]) == 0
+
+
+class Noise:
+    def random(self) -> float:
+        return random.random()
+
+
+def first_of(values: list[Any]) -> Any:
+    return values[0]
+
+
+def drawn(values: list[Any]) -> float:
+    return float(random.choice(values))
+
+
+def asks(sample: Sample) -> Sample:
+    return sample | {"x": sample["given"].random()}
+
+
+@pytest.mark.parametrize(
+    "ours", [AddConstantFieldTransform("given", Noise()), AddConstantFieldTransform("given", {"a": [Noise()]})]
+)
+def test_a_constant_that_may_draw_is_looked_at(ours: Any) -> None:
+    calm: list[Any] = [
+        AddConstantFieldTransform("given", {"a": [1, ("b", None)]}),
+        AugmentNewFieldsTransform({"other": torch.ones(2)}),
+    ]
+    assert seedings_of({"x": 1}, [*calm, count]) == 0
+    assert seedings_of({"x": 1}, [ours]) == 1
+
+
+def test_what_a_transform_of_ours_is_given_to_call_is_looked_at() -> None:
+    assert seedings_of({"x": 1}, [AugmentNewFieldsTransform({"given": Noise()}), asks]) == 1
+    assert seedings_of({"x": 1}, [CacheTransform("a", [AtItsThousandth()])]) == 1
+    assert seedings_of({"x": 1}, [CacheTransform("a", [IdentityTransform("x")])]) == 0
+    for kind in (dict, list, first_of, torch.tensor):
+        assert seedings_of({"x": 1}, [GatherFieldsTransform(["x"], "y", kind)]) == 0
+    assert seedings_of({"x": 1}, [GatherFieldsTransform(["x"], "y", drawn)]) == 1
 
 
 def test_a_chain_seeds_again_from_the_sample_on_before_which_its_code_changed(monkeypatch: pytest.MonkeyPatch) -> None:
