@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -80,6 +80,17 @@ def dummy_reason(sample: Mapping[str, Any], field: str) -> str | None:  # noqa: 
     if isinstance(value, np.ndarray) and value.dtype.kind in "fc" and bool(np.isnan(value).any()):
         return "an array with NaN"
     return None
+
+
+def field_names(owner: str, option: str, given: Sequence[str]) -> tuple[str, ...]:
+    """Return names of fields.
+
+    Raises:
+        ConfigError: It is one text, whose characters are no names.
+    """
+    if isinstance(given, str):
+        raise ConfigError(f"{owner}: {option}={given!r} is a text: give a list of field names")
+    return tuple(given)
 
 
 def parse_options(options_type: type[Any], given: Mapping[str, Any], owner: str) -> Any:

@@ -13,7 +13,17 @@ from sqlstream.errors import ConfigError, TransformError
 from sqlstream.transforms.base import Sample
 from sqlstream.transforms.content import read_bytes, read_text
 from sqlstream.transforms.draw_free import GivenCode
-from sqlstream.transforms.field import BaseTransform, dummy_reason, failure, missing, naming, read_field, summary, with_names
+from sqlstream.transforms.field import (
+    BaseTransform,
+    dummy_reason,
+    failure,
+    field_names,
+    missing,
+    naming,
+    read_field,
+    summary,
+    with_names,
+)
 from sqlstream.transforms.harmless import is_data
 from sqlstream.transforms.reading import read_file
 from sqlstream.transforms.rng import PRIVATE_FIELDS
@@ -38,9 +48,7 @@ class LoadFromDiskTransform:
     def __init__(self, fields_to_load: Sequence[str], mode: str = "rb") -> None:
         if mode not in ("rb", "r", "rt"):
             raise ConfigError(f"LoadFromDiskTransform: mode={mode!r} is not one of 'rb', 'r'")
-        if isinstance(fields_to_load, str):
-            raise ConfigError(f"LoadFromDiskTransform: fields_to_load={fields_to_load!r} is a text: give a list of field names")
-        self.fields_to_load = tuple(fields_to_load)
+        self.fields_to_load = field_names("LoadFromDiskTransform", "fields_to_load", fields_to_load)
         self.mode = mode
 
     def __call__(self, sample: Sample) -> Sample:
@@ -103,8 +111,9 @@ class FieldsFilteringTransform:
     def __init__(self, fields_to_keep: Sequence[str] | None = None, fields_to_remove: Sequence[str] | None = None) -> None:
         if (fields_to_keep is None) == (fields_to_remove is None):
             raise ConfigError("FieldsFilteringTransform: give either fields_to_keep or fields_to_remove")
-        self.fields_to_keep = None if fields_to_keep is None else tuple(fields_to_keep)
-        self.fields_to_remove = None if fields_to_remove is None else tuple(fields_to_remove)
+        owner = "FieldsFilteringTransform"
+        self.fields_to_keep = None if fields_to_keep is None else field_names(owner, "fields_to_keep", fields_to_keep)
+        self.fields_to_remove = None if fields_to_remove is None else field_names(owner, "fields_to_remove", fields_to_remove)
 
     def __call__(self, sample: Sample) -> Sample:
         """Return the sample with fewer fields."""
@@ -132,7 +141,7 @@ class EnsureFieldsTransform:
     """
 
     def __init__(self, fields_whitelist: Sequence[str], check_dummy_values: bool = False, drop_others: bool = False) -> None:
-        self.fields_whitelist = tuple(fields_whitelist)
+        self.fields_whitelist = field_names("EnsureFieldsTransform", "fields_whitelist", fields_whitelist)
         self.check_dummy_values = check_dummy_values
         self.drop_others = drop_others
 
@@ -159,7 +168,7 @@ class FindNonDummyValueTransform:
     """
 
     def __init__(self, input_fields: Sequence[str], output_field: str) -> None:
-        self.input_fields = tuple(input_fields)
+        self.input_fields = field_names("FindNonDummyValueTransform", "input_fields", input_fields)
         self.output_field = output_field
 
     def __call__(self, sample: Sample) -> Sample:
@@ -242,7 +251,7 @@ class GatherFieldsTransform:
     def __init__(self, input_fields: Sequence[str], output_field: str, output_type: Any = dict) -> None:
         if not callable(output_type):
             raise ConfigError(f"GatherFieldsTransform: output_type={output_type!r} is not a type: give dict, list or tuple")
-        self.input_fields = tuple(input_fields)
+        self.input_fields = field_names("GatherFieldsTransform", "input_fields", input_fields)
         self.output_field = output_field
         self.output_type = output_type
 

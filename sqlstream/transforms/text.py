@@ -12,7 +12,7 @@ from sqlstream.config import check_at_least
 from sqlstream.errors import ConfigError, DecodeError, TransformError
 from sqlstream.transforms.base import Sample
 from sqlstream.transforms.content import is_struct, read_bytes, read_text
-from sqlstream.transforms.field import BaseTransform, dummy_reason, failure, summary
+from sqlstream.transforms.field import BaseTransform, dummy_reason, failure, field_names, summary
 from sqlstream.transforms.rng import rng
 from sqlstream.transforms.tensor_files import load_tensors, mapping_of, tensor_in
 
@@ -186,9 +186,10 @@ class TextEmbSamplingTransform:
                 f"TextEmbSamplingTransform: {len(input_text_fields)} text fields and {len(input_text_emb_fields)} embedding "
                 "fields: they are pairs"
             )
-        self.input_text_fields = tuple(input_text_fields)
-        self.input_text_emb_fields = tuple(input_text_emb_fields)
-        self.probabilities = checked_probabilities(probabilities, len(input_text_fields), type(self).__name__)
+        owner = type(self).__name__
+        self.input_text_fields = field_names(owner, "input_text_fields", input_text_fields)
+        self.input_text_emb_fields = field_names(owner, "input_text_emb_fields", input_text_emb_fields)
+        self.probabilities = checked_probabilities(probabilities, len(input_text_fields), owner)
         self.output_text_field = output_text_field
         self.output_text_emb_field = output_text_emb_field
         self.cleanup = cleanup
@@ -232,7 +233,7 @@ class ChooseFieldTransform:
         choice_field: str | None = None,
         cleanup: bool = False,
     ) -> None:
-        self.input_fields = tuple(input_fields)
+        self.input_fields = field_names(type(self).__name__, "input_fields", input_fields)
         self.output_field = output_field
         self.probabilities = checked_probabilities(probabilities, len(self.input_fields), type(self).__name__)
         self.allow_missing = allow_missing

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,9 +24,27 @@ from sqlstream.transforms.fields import (
     LoadFromDiskTransform,
     RenameFieldsTransform,
 )
+from sqlstream.transforms.text import ChooseFieldTransform
 
 DUMMIES = [None, "", b"", math.nan, np.float32("nan"), torch.tensor([1.0, math.nan]), np.array([math.nan])]
 VALUES = [0, False, "a", b"a", 0.0, torch.zeros(2), np.zeros(2), [], {}, torch.zeros(2, dtype=torch.int64)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (LoadFromDiskTransform, {"fields_to_load": "image"}),
+        (FieldsFilteringTransform, {"fields_to_remove": "image"}),
+        (FieldsFilteringTransform, {"fields_to_keep": "image"}),
+        (EnsureFieldsTransform, {"fields_whitelist": "image"}),
+        (FindNonDummyValueTransform, {"input_fields": "image", "output_field": "x"}),
+        (GatherFieldsTransform, {"input_fields": "image", "output_field": "x"}),
+        (ChooseFieldTransform, {"input_fields": "image", "output_field": "x"}),
+    ],
+)
+def test_a_text_is_no_list_of_fields(kind: Any, options: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match=f"^{kind.__name__}: {next(iter(options))}='image' is a text: give a list of field"):
+        kind(**options)
 
 
 def test_files_are_loaded_as_bytes_or_text(tmp_path: Path) -> None:
@@ -39,8 +58,6 @@ def test_files_are_loaded_as_bytes_or_text(tmp_path: Path) -> None:
             LoadFromDiskTransform(["x"], mode="r")({"x": value})
     with pytest.raises(ConfigError, match="mode='w'"):
         LoadFromDiskTransform(["x"], mode="w")
-    with pytest.raises(ConfigError, match="list of field names"):
-        LoadFromDiskTransform("x")
 
 
 def test_rename_swaps_and_is_strict_by_default() -> None:
