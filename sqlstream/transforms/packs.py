@@ -26,6 +26,7 @@ SPAN = "__span__"
 LENGTH = "__length__"
 """Field of a part: how long its row is, as the index has it."""
 _ARRAYS = (np.ndarray, torch.Tensor)
+_NUMBERS = (int, float, np.integer, np.floating)
 _SINGLE = frozenset((str, int, float, bool, bytes, NoneType))
 """Types of most values that are no sequence of numbers."""
 _OF_PARTS = frozenset((SPAN, LENGTH, STREAM, "__row__", "__epoch__", "__sample_key__"))
@@ -139,7 +140,7 @@ def is_sequence(value: Any) -> bool:
         return False
     if isinstance(value, _ARRAYS):
         return bool(value.ndim == 1)
-    return isinstance(value, list | tuple) and all(isinstance(one, int | float) for one in value)
+    return isinstance(value, list | tuple) and all(isinstance(one, _NUMBERS) for one in value)
 
 
 def _joined(values: Sequence[NDArray[Any]], num_values: int, padding: int) -> NDArray[Any]:

@@ -27,7 +27,7 @@ def lists(pack: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_lists_arrays_and_tensors_are_joined_and_padded() -> None:
-    tokens = [[1, 2, 3], np.array([4, 5], np.int16), torch.tensor([6, 7])]  # [n]
+    tokens = [[1, np.int64(2), 3], np.array([4, 5], np.int16), torch.tensor([6, 7])]  # [n]
     assert lists(packed(*(part(row, some) for row, some in enumerate(tokens)), pad_token_id=9)) == {
         "__rows__": [0, 1, 2],
         "input_ids": [1, 2, 3, 4, 5, 6, 7, 9],
@@ -41,13 +41,13 @@ def test_lists_arrays_and_tensors_are_joined_and_padded() -> None:
 
 
 def test_labels_of_the_rows_other_sequences_and_values_that_are_none() -> None:
-    one = part(0, [1, 2, 3], labels=[7, 8, 9], mask=[1.0, 0.0, 1.0], name="a", pair=[1, 2])
+    one = part(0, [1, 2, 3], labels=list(np.array([7, 8, 9])), mask=[1.0, 0.0, 1.0], name="a", pair=[1, 2])
     two = part(1, [4, 5], labels=[5, 6], mask=[0.5, 0.5], name="b", pair=[3, 4])
     pack = lists(packed(one, two, capacity=6, ignore_index=-1))
     assert pack["labels"] == [-1, 8, 9, -1, 6, -1]
     assert pack["mask"] == [1.0, 0.0, 1.0, 0.5, 0.5, 0.0]
     assert pack["name"] == ["a", "b"]
-    assert one["labels"] == [7, 8, 9], "the samples of the rows stay as they are"
+    assert list(one["labels"]) == [7, 8, 9], "the samples of the rows stay as they are"
 
 
 def test_parts_are_cut_and_rows_may_be_shorter_than_their_length() -> None:
