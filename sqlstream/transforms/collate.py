@@ -74,20 +74,40 @@ def _tensor_of(field: str, values: list[Any]) -> Any:
     if array.dtype.kind in "mM":
         return values
     are_whole = all(isinstance(value, bool | int | np.integer | np.bool_) for value in values)
-    if are_whole and array.dtype.kind not in "biu":  # numpy makes floats of integers beyond 2^63 beside smaller ones
-        if min(values) < 0 or max(values) >= 1 << 64:
+    if are_whole and array.dtype.kind not in "biu":  # numpy makes floats, or objects, of integers that no type of its has
+        least, most = min(map(int, values)), max(map(int, values))
+        fitting = [kind for kind in (np.int64, np.uint64) if np.iinfo(kind).min <= least and most <= np.iinfo(kind).max]
+        if not fitting:
             raise TransformError(
-                f"collate: field {field!r} has integers of {min(values)} to {max(values)}, for which torch has no type: make "
-                "them smaller, or name the field in ragged_fields to keep it a list",
+                f"collate: field {field!r} has integers of {least} to {most}, for which torch has no type: make them "
+                "smaller, or name the field in ragged_fields to keep it a list",
                 field=field,
             )
-        array = np.array(values, np.uint64)  # [b]
-    return torch.as_tensor(array)  # [b]
+        array = np.array(values, fitting[0])  # [b]
+    return _as_tensor(field, array)  # [b]
+
+
+def _as_tensor(field: str, value: Any) -> torch.Tensor:  # [...]
+    """Return an array, or a tensor, as a tensor.
+
+    Raises:
+        TransformError: torch has no such type.
+    """
+    try:
+        return torch.as_tensor(_native(value))
+    except TypeError as error:
+        raise TransformError(
+            f"collate: field {field!r} has values of {value.dtype}, for which torch has no type: make them another one, or "
+            "name the field in ragged_fields to keep it a list",
+            field=field,
+        ) from error
 
 
 def _native(array: Any) -> Any:
-    """Return an array, or a tensor, as torch takes it: in this machine's order of bytes, and read forwards."""
-    if isinstance(array, np.ndarray) and (not array.dtype.isnative or any(stride < 0 for stride in array.strides)):
+    """Return an array, or a tensor, as torch takes it: in this machine's order of bytes, read forwards, and writable."""
+    if not isinstance(array, np.ndarray):
+        return array
+    if not array.dtype.isnative or not array.flags.writeable or any(stride < 0 for stride in array.strides):
         return array.astype(array.dtype.newbyteorder("="), order="C")  # [...]
     return array
 
@@ -95,7 +115,7 @@ def _native(array: Any) -> Any:
 def _stack(field: str, values: list[Any]) -> Any:
     if any(isinstance(value, np.ndarray) and value.dtype.kind not in "biufc" for value in values):
         return values
-    tensors = [torch.as_tensor(_native(value)) for value in values]
+    tensors = [_as_tensor(field, value) for value in values]
     if len({(tensor.shape, tensor.dtype) for tensor in tensors}) > 1:
         shown = "; ".join(summary(value) for value in values[:_MAX_SHOWN])
         more = f"; and {len(values) - _MAX_SHOWN} more" if len(values) > _MAX_SHOWN else ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -59,3 +61,19 @@ def test_arrays_of_another_order_and_times_are_batched() -> None:
     assert batch["x"].tolist() == [[[2, 1, 0], [5, 4, 3]], [[0, 1, 2], [3, 4, 5]]]
     moments = [np.datetime64("2020-01-01T00:00:00.000000001"), np.datetime64("2020-01-02")]
     assert collate([{"x": moment} for moment in moments]) == {"x": moments}
+
+
+def test_numbers_of_numpy_with_and_without_a_sign_are_integers_and_what_torch_does_not_have_is_named() -> None:
+    batch = collate([{"x": np.uint64(5), "y": True}, {"x": -1, "y": np.uint64(2**63)}])
+    assert (batch["x"].tolist(), batch["x"].dtype) == ([5, -1], torch.int64)
+    assert (batch["y"].tolist(), batch["y"].dtype) == ([1, 2**63], torch.uint64)
+    for value in (np.longdouble(1), np.ones(2, np.longdouble)):
+        with pytest.raises(TransformError, match=r"field 'x' has values of float128|longdouble"):
+            collate([{"x": value}] * 2)
+
+
+def test_arrays_that_may_only_be_read_are_stacked_without_a_warning() -> None:
+    array = np.frombuffer(b"ab", np.uint8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert collate([{"x": array}] * 2)["x"].tolist() == [[97, 98]] * 2
