@@ -74,6 +74,7 @@ class TarWriter:
                 f"TarWriter({text!r}) writes to local paths and open files: a store is written to by "
                 "sqlstream.write.TarWriter, with retries and the index last"
             )
+        kind = _packing(compress, str(fileobj))
         self._path = None if text is None else Path(local_path(without_file(text)))
         self._owned: list[Any] = []
         if self._path is None:
@@ -81,7 +82,6 @@ class TarWriter:
         else:
             file = open(self._part_path, "wb")  # noqa: SIM115 - close or discard closes it
             self._owned.append(file)
-        kind = _packing(compress, str(fileobj))
         if kind is not None:
             timeless = {"mtime": 0} if kind == "gz" else {}
             file = _PACKED[kind](None, "wb", fileobj=file, **timeless) if kind == "gz" else _PACKED[kind](file, "wb")
@@ -103,8 +103,7 @@ class TarWriter:
         encoded = _PARTS.encode(self._with_own_encoder(obj))
         files = list(encoded.files)
         if self._keep_meta:
-            kept = {name: value for name, value in obj.items() if name[:1] == "_" and name != KEY}
-            files += [(name, value.encode() if isinstance(value, str) else bytes(value)) for name, value in kept.items()]
+            files += [(name, _kept(name, value)) for name, value in obj.items() if name[:1] == "_" and name != KEY]
         for extension, data in files:
             self._stream.add(f"{encoded.key}.{extension}", data)
         return sum(len(data) for _, data in files)
@@ -157,13 +156,32 @@ class TarWriter:
             self._part_path.unlink(missing_ok=True)
 
 
+def _kept(name: str, value: Any) -> bytes:
+    """Return what is written of a field of metadata.
+
+    Raises:
+        EncodeError: It is neither text nor bytes.
+    """
+    if not isinstance(value, str | bytes | bytearray | memoryview):
+        raise EncodeError(
+            f"{name!r} is of the type {type(value).__name__}, and keep_meta=True takes text and bytes", column=name
+        )
+    return value.encode() if isinstance(value, str) else bytes(value)
+
+
 def _packing(compress: bool | str | None, name: str) -> str | None:
-    """Return how an archive is compressed as a whole; None: it is not."""
+    """Return how an archive is compressed as a whole; None: it is not.
+
+    Raises:
+        ConfigError: In a way that is not known.
+    """
     if compress is False:
         return None
     if compress is True:
         return "gz"
-    if isinstance(compress, str) and compress in _PACKED:
+    if isinstance(compress, str) and compress:
+        if compress not in _PACKED:
+            raise ConfigError(f"compress={compress!r} is unknown: give one of {', '.join(map(repr, _PACKED))}, True or False")
         return compress
     return next((kind for kind in _PACKED if name.endswith(kind)), None)
 

@@ -98,6 +98,18 @@ def test_values_are_bytes_where_nothing_encodes_them(tmp_path: Path) -> None:
         assert archive.getnames() == ["a.x", "a.y"]
 
 
+def test_metadata_that_is_no_text_and_a_compression_that_is_not_known_are_refused(tmp_path: Path) -> None:
+    with wds.TarWriter(tmp_path / "a.tar", keep_meta=True) as writer:
+        with pytest.raises(EncodeError, match="'__index__' is of the type int, and keep_meta=True takes text and bytes"):
+            writer.write({"__key__": "a", "x": b"1", "__index__": 3})
+        writer.write({"__key__": "b", "x": b"1", "__note__": "kept"})
+    with tarfile.open(tmp_path / "a.tar") as archive:
+        assert archive.getnames() == ["b.x", "b.__note__"]
+    with pytest.raises(ConfigError, match="compress='zst' is unknown: give one of 'gz', 'bz2', 'xz', True or False"):
+        wds.TarWriter(tmp_path / "b.tar", compress="zst")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.tar"]
+
+
 @pytest.mark.parametrize("pattern", ["s.tar", "s-%d-%d.tar", "s-%y.tar", len])
 def test_a_pattern_without_a_place_for_one_number_is_refused(pattern: Any, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
