@@ -6,6 +6,7 @@ import io
 import json
 import pickle
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from sqlstream.compat import wids
-from sqlstream.errors import AccessDeniedError, ConfigError, ObjectNotFoundError
+from sqlstream.compat.wids.description import written
+from sqlstream.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, SourceError, StorageError
 from sqlstream.testing.servers import FaultyHttpServer
 from tests.compat.webdataset.kit import NUM_ROWS, NUM_SAMPLES, numbered
 from tests.goldens import FIXTURES, as_json, expected
@@ -222,3 +224,36 @@ def test_indexes_of_indexes_and_shards_by_number_are_refused(tmp_path: Path) -> 
     with pytest.raises(ConfigError, match=r"dataset\[3\] is the sample"):
         dataset.get_shard(3)
     dataset.close()
+
+
+def test_an_index_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    index = tmp_path / "index.json"
+    with pytest.raises(ObjectNotFoundError, match=r"the index .*index.json is not there"):
+        opened(str(index), tmp_path)
+    index.write_text("{")
+    with pytest.raises(SourceError, match=r"index.json is no index of wids, since it is no JSON"):
+        opened(str(index), tmp_path)
+    with pytest.raises(StorageError, match=r"the index .* cannot be read"):
+        opened(str(tmp_path), tmp_path)
+
+
+def test_the_working_directory_may_be_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shards = listed(tmp_path)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    dataset = wids.ShardListDataset(shards, cache_dir=".")
+    assert len(dataset) == NUM_ROWS
+    dataset.close()
+    assert [path.suffix for path in (tmp_path / "here-wids").iterdir()] == [".json"]
+
+
+def test_threads_may_open_one_list_of_shards_at_a_time(tmp_path: Path) -> None:
+    shards = [{**shard, "more": "x" * 200_000} for shard in listed(tmp_path)]
+
+    def write(number: int) -> Path:
+        return written({"shardlist": shards, "number": number // 8}, str(tmp_path / "cache"))
+
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(write, range(160)))
+    assert len(set(made)) == 20
+    assert sorted((tmp_path / "cache-wids").iterdir()) == sorted(set(made))

@@ -76,7 +76,8 @@ class ShardListDataset(Dataset[Any]):
 
     Raises:
         ConfigError: An option is wrong.
-        SourceError: The index cannot be read.
+        SourceError: The index is no JSON, or names shards that are others.
+        StorageError: The index, or a shard, is not there, or cannot be read.
     """
 
     def __init__(

@@ -6,13 +6,14 @@ import base64
 import hashlib
 import json
 import os
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from sqlstream import Cache
 from sqlstream.config import default_cache_directory
-from sqlstream.errors import AccessDeniedError, ConfigError
+from sqlstream.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, SourceError, StorageError
 from sqlstream.index.sources.base.access import stat_file
 from sqlstream.index.sources.base.byte_source import bytes_of
 from sqlstream.storage.base.urls import is_command, is_remote, local_path, redact, without_file
@@ -51,14 +52,24 @@ def _read(path: str, cache_dir: str | None) -> dict[str, Any]:
 
     Raises:
         ConfigError: It is no object of JSON.
+        SourceError: It is no JSON.
+        StorageError: It is not there, or cannot be read.
     """
     if is_remote(path):
         with Cache(cache_dir or default_cache_directory()) as cache:
             source = bytes_of(stat_file(path, cache.fetcher), cache.fetcher)
             data = source.read_at(0, source.size_bytes)
     else:
-        data = Path(local_path(path)).read_bytes()
-    document = json.loads(data)
+        try:
+            data = Path(local_path(path)).read_bytes()
+        except FileNotFoundError as error:
+            raise ObjectNotFoundError(f"the index {path} is not there: check the path") from error
+        except OSError as error:
+            raise StorageError(f"the index {path} cannot be read ({error}): check the path, and its rights") from error
+    try:
+        document = json.loads(data)
+    except ValueError as error:
+        raise SourceError(f"{redact(path)} is no index of wids, since it is no JSON: {error}") from error
     if not isinstance(document, dict):
         raise ConfigError(f"{redact(path)} is no index of wids: it has a {type(document).__name__} and no object")
     return document
@@ -80,14 +91,17 @@ def written(document: dict[str, Any], cache_dir: str | None) -> Path:
     """
     shards = [{**shard, "url": _absolute(shard["url"])} for shard in document["shardlist"]]
     text = json.dumps({**document, "shardlist": shards, "wids_version": 1}, sort_keys=True)
-    cache = Path(cache_dir or default_cache_directory())
-    folder = cache.with_name(f"{cache.name}-wids")
+    cache = Path(os.path.abspath(os.path.expanduser(cache_dir or default_cache_directory())))  # `.` has no name
+    folder = cache.parent / f"{cache.name}-wids"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / f"{hash_of(text)}.json"
     if not path.exists():
-        aside = path.with_suffix(f".{os.getpid()}")
-        aside.write_text(text)
-        aside.rename(path)
+        aside = path.with_suffix(f".{uuid.uuid4().hex}")
+        try:
+            aside.write_text(text)
+            aside.replace(path)
+        finally:
+            aside.unlink(missing_ok=True)
     return path
 
 
