@@ -71,15 +71,16 @@ class Settings:
         """Return what a dataset is given, or what the environment says of it, as theirs reads it.
 
         Raises:
-            ConfigError: A variable is no number.
+            ConfigError: A size, or a seed, is no number.
         """
         said = environment("WDS_CACHE", "WDS_CACHE_SIZE", "WDS_SEED", "WDS_VERBOSE_CACHE", "GOPEN_VERBOSE")
-        size = _number("WDS_CACHE_SIZE", said.get("WDS_CACHE_SIZE", cache_size))
+        name = "environment variable WDS_CACHE_SIZE" if "WDS_CACHE_SIZE" in said else "cache_size"
+        size = _number(name, said.get("WDS_CACHE_SIZE", cache_size))
         chosen = said.get("WDS_SEED") if seed is None else seed
         return cls(
             dst=None if size == 0 else said.get("WDS_CACHE", cache_dir),
             limit=size if size > 0 else AS_IT_IS,
-            seed=None if chosen is None else _number("WDS_SEED", chosen),
+            seed=None if chosen is None else _number("environment variable WDS_SEED" if seed is None else "seed", chosen),
             shows_shards=is_verbose or said.get("GOPEN_VERBOSE", "0") != "0",
             shows_cache=said.get("WDS_VERBOSE_CACHE", "0") != "0",
         )
@@ -197,11 +198,11 @@ class Plan:
         return is_read and not self.reader.goes_on and not self.reader.handler(error)
 
 
-def _number(name: str, text: str | float) -> int:
+def _number(name: str, given: Any) -> int:
     try:
-        return int(text)
-    except ValueError:
-        raise ConfigError(f"environment variable {name}={text!r} is not a whole number: correct or unset it") from None
+        return int(given)
+    except (TypeError, ValueError, OverflowError):
+        raise ConfigError(f"{name}={given!r} is not a whole number: correct it, or leave it out") from None
 
 
 def invoke(stage: Any, *given: Any) -> Iterator[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import os
 import pickle
 import random
@@ -152,8 +153,11 @@ def test_the_seed_of_the_environment_is_taken(tmp_path: Path, monkeypatch: pytes
     with classes(tmp_path / "s", tmp_path, shardshuffle=2) as dataset:
         assert list(dataset) == expected
     monkeypatch.setenv("WDS_SEED", "seven")
-    with pytest.raises(ConfigError, match="WDS_SEED='seven'"):
+    with pytest.raises(ConfigError, match=r"^environment variable WDS_SEED='seven' is not a whole number"):
         classes(tmp_path / "s", tmp_path)
+    for name, value in (("cache_size", "10gb"), ("cache_size", math.inf), ("cache_size", None), ("seed", "seven")):
+        with pytest.raises(ConfigError, match=f"^{name}={value!r} is not a whole number"):
+            classes(tmp_path / "s", tmp_path, **{name: value})
 
 
 def test_cache_directory_and_size_are_those_of_the_arguments_or_of_the_environment(
