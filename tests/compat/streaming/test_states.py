@@ -12,7 +12,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from sqlstream.compat.streaming import MDSWriter, Stream, StreamingDataLoader, StreamingDataset
-from sqlstream.errors import StateError
+from sqlstream.errors import ConfigError, StateError
 
 THEIRS = {"epoch": 1, "sample_in_epoch": 16, "num_canonical_nodes": 2, "shuffle_seed": 9176, "initial_physical_nodes": 2}
 """A state as MosaicML Streaming 0.13.0 writes it."""
@@ -154,6 +154,19 @@ def test_states_of_other_shards_or_batches_are_refused(local: str, tmp_path: Pat
         opened(local, batch_size=3).load_state_dict(state)
     with pytest.raises(StateError, match="shuffle_seed"):
         opened(local, shuffle=False).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"shuffle_seed": 5, "permutation_version": 99}, {"shuffle_seed": "x"}, {"num_canonical_nodes": 0}]
+)
+def test_a_state_that_is_refused_leaves_seed_and_run_as_they_were(wrong: dict[str, Any], local: str) -> None:
+    dataset = opened(local)
+    state = dataset.state_dict(8, True)
+    want, seed = [sample["n"] for sample in opened(local)], dataset.shuffle_seed
+    with pytest.raises((StateError, ConfigError)):
+        dataset.load_state_dict({**state, **wrong})
+    assert (dataset.shuffle_seed, dataset.num_canonical_nodes) == (seed, 1)
+    assert [sample["n"] for sample in dataset] == want
 
 
 def test_persistent_workers_take_over_the_seed_of_a_state(local: str) -> None:

@@ -330,8 +330,7 @@ class StreamingDataset(Array, IteratedDataset):
         if state.get("epoch") == -1:  # theirs, of a run that had not begun: whatever samples it has, theirs begins with epoch 0
             state |= {"epoch": 0, "sample_in_epoch": 0}
         if "version" in state:
-            self._adopt(state)
-            self._inner.load_state_dict(state)
+            self._load(state)
         else:
             if state.get("sample_in_epoch"):  # at the start of an epoch nothing comes twice
                 logger.warning(
@@ -344,22 +343,27 @@ class StreamingDataset(Array, IteratedDataset):
         self._initial_nodes = obj.get(_NODES, self._initial_nodes)
         self._resumed = _Resumed(int(state["epoch"]), int(state["sample_in_epoch"]))
 
-    def _adopt(self, state: Mapping[str, Any]) -> None:
-        """Take over the seed and the canonical nodes of a state."""
+    def _load(self, state: Mapping[str, Any]) -> None:
+        """Load a state of ours, and take over its seed and canonical nodes; one that is refused leaves all as it was."""
         num_nodes, seed = state.get("num_canonical_nodes", self.num_canonical_nodes), state.get("shuffle_seed")
         if "mixture" in state:
             seed = self._seed  # a mixture without a seed has one in its state, of which only the mixture knows
         if (seed is None) != (self._seed is None) or (num_nodes, seed) == (self.num_canonical_nodes, self._seed):
+            self._inner.load_state_dict(state)
             return
-        num_renewed = self._schedule.num_renewed
+        known = self._shape if num_nodes == self.num_canonical_nodes else None
+        inner, shape = self._opener.open(seed, num_nodes, known)
+        try:
+            inner._schedule.num_renewed = self._schedule.num_renewed + 1  # workers that run have the order of before
+            if self._batches is not None:
+                inner.expect_batches(self._batches)
+            inner.load_state_dict(state)
+        except BaseException:
+            inner.close()
+            raise
         self._inner.close()
-        self._seed = seed
-        shape = self._shape if num_nodes == self.num_canonical_nodes else None
-        inner, self._shape = self._opener.open(seed, num_nodes, shape)
+        self._seed, self._shape = seed, shape
         self._stand_on(inner)
-        inner._schedule.num_renewed = num_renewed + 1  # workers that run have the order of before
-        if self._batches is not None:
-            inner.expect_batches(self._batches)
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
