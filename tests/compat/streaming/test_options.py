@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,9 @@ def test_numbers_and_sizes_become_ours() -> None:
         {"replication": 0},
         {"epoch_size": "-5"},
         {"epoch_size": "many"},
+        {"epoch_size": "infk"},
+        {"epoch_size": math.nan},
+        {"epoch_size": [3]},
         {"batch_size": "4"},
         {"shuffle_block_size": "1k"},
         {"shuffle_block_size": 10.5},

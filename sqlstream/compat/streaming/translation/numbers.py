@@ -27,11 +27,11 @@ def number_abbrev_to_int(abbrev_str: int | str) -> int:
 
 
 def _to_int(value: int | str, units: dict[str, int], what: str) -> int:
-    if not isinstance(value, str):
-        return int(value)
-    text = value.strip().lower()
-    unit = next((name for name in units if text.endswith(name)), "")
     try:
+        if not isinstance(value, str):
+            return int(value)
+        text = value.strip().lower()
+        unit = next((name for name in units if text.endswith(name)), "")
         return int(float(text.removesuffix(unit)) * units[unit]) if unit else int(text)
-    except ValueError:
+    except (TypeError, ValueError, OverflowError):
         raise ConfigError(f"{value!r} is not {what}") from None
