@@ -24,7 +24,7 @@ from PIL import Image
 
 from sqlstream import StreamingDataset
 from sqlstream.cli.main import main
-from sqlstream.write import MdsWriter
+from sqlstream.write import MdsWriter, TarWriter
 from tests.goldens import FIXTURES, expected
 
 
@@ -223,6 +223,27 @@ def test_times_are_text_in_mds_tar_and_zip(tmp_path: Path, capsys: pytest.Captur
     assert write(capsys, tmp_path / "t.parquet", tmp_path / "named", *words)[0] == 0
     named = members(tmp_path / "named" / "shard-000000.tar")
     assert (named["000000000.txt"], json.loads(named["000000000.json"])) == (b"2020-01-02", expected["box"])
+
+
+def test_no_file_of_a_sample_takes_the_place_of_another_and_no_key_is_made_of_nothing(
+    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = pictures.with_name("two.csv")
+    table.write_text("thumb,image,k\nimg/0.jpg,img/1.jpg,\n")
+    words = ("--format", "tar", "--download", "thumb", "image", "--columns", "image")
+    code, text = write(capsys, table, tmp_path / "a", *words, "thumb=jpg")
+    assert (code, "column 'image' would be a second file 'jpg' of its sample: give it a name, --columns image=" in text) == (
+        2,
+        True,
+    )
+    code, text = write(capsys, table, tmp_path / "b", *words, "--key", "k")
+    assert (code, "column 'k' has no value, of which the key would be made" in text) == (2, True)
+    with TarWriter(tmp_path / "tars") as writer:
+        writer.write({"__key__": "a", "json": {"n": 1}, "meta.json": {"kept": 1}})
+    code, text = write(
+        capsys, tmp_path / "tars/*.tar", tmp_path / "c", "--format", "tar", "--sql", "SELECT *, 1 AS score FROM dataframe"
+    )
+    assert (code, "column 'score' would be a second file 'meta.json'" in text) == (2, True)
 
 
 def test_a_transform_makes_one_several_or_no_samples(

@@ -221,20 +221,21 @@ class Files:
                 continue
             content = content_of(value, field.column in self._paths)
             if field.name is not None:
-                found[field.name] = _texts(value) if content is None else content.data
+                _add(found, field.name, _texts(value) if content is None else content.data, field.column)
             elif content is None:
                 facts[field.column] = value
             elif self._are_extensions and field.column not in self._paths:
-                found[field.column] = content.data
+                _add(found, field.column, content.data, field.column)
             else:
                 unnamed.append((field.column, content))
         for column, content in unnamed:
             extension = content.extension or "bin"
-            found[extension if len(unnamed) == 1 else f"{column}.{extension}"] = content.data
-        arrays = {name: facts.pop(name) for name in list(facts) if isinstance(facts[name], np.ndarray)}
-        found |= {f"{name}.npy": array for name, array in arrays.items()}
+            _add(found, extension if len(unnamed) == 1 else f"{column}.{extension}", content.data, column)
+        for name in [name for name, value in facts.items() if isinstance(value, np.ndarray)]:
+            _add(found, f"{name}.npy", facts.pop(name), name)
         if facts:
-            found["meta.json" if "json" in found else "json"] = {name: _plain(value) for name, value in facts.items()}
+            document = {name: _plain(value) for name, value in facts.items()}
+            _add(found, "meta.json" if "json" in found else "json", document, next(iter(facts)))
         return found
 
     def _key_of(self, position: int, sample: Mapping[str, Any]) -> str:
@@ -242,7 +243,25 @@ class Files:
             return f"{position:09}"
         if self._key not in sample:
             raise EncodeError(f"there is no column {self._key!r} for the keys: the sample has {', '.join(sample)}")
+        if sample[self._key] is None:
+            raise EncodeError(
+                f"column {self._key!r} has no value, of which the key would be made: leave such rows out (--where)"
+            )
         return str(sample[self._key])
+
+
+def _add(found: dict[str, Any], name: str, value: Any, column: str) -> None:
+    """Add a file of a sample.
+
+    Raises:
+        EncodeError: There is one of its name.
+    """
+    if name in found:
+        raise EncodeError(
+            f"column {column!r} would be a second file {name!r} of its sample: give it a name, --columns {column}=NAME",
+            column=column,
+        )
+    found[name] = value
 
 
 def _texts(value: Any) -> Any:
