@@ -191,8 +191,9 @@ def merged_index(indexes: Sequence[tuple[str, bytes]], where: str) -> tuple[byte
 def _moved(entry: dict[str, Any], directory: str, is_mosaic: bool) -> dict[str, Any]:
     """Return what an index says of a shard, seen from the directory above."""
     if not is_mosaic:
-        if not urls.is_remote(entry["url"]):
-            entry["url"] = f"{directory}/{entry['url']}"
+        place = urls.without_file(entry["url"])
+        if not urls.is_remote(place) and not place.startswith("/"):
+            entry["url"] = f"{directory}/{place}"
         return entry
     for key in _FILES:
         if entry.get(key):

@@ -68,6 +68,21 @@ def test_parts_of_tars_are_read_by_one_index(tmp_path: Path) -> None:
         assert [row["cls"] for row in dataset] == [b"0", b"1", b"2", b"10", b"11", b"12"]
 
 
+def test_an_index_of_wids_may_name_tars_elsewhere(tmp_path: Path) -> None:
+    for number in range(2):
+        write_tar(tmp_path / "tars", number)
+    parts = [tmp_path / "out" / str(number) for number in range(2)]
+    for part, tars in zip(parts, sorted((tmp_path / "tars").iterdir()), strict=True):
+        part.mkdir(parents=True)
+        found = json.loads((tars / "index.json").read_bytes())
+        for number, shard in enumerate(found["shardlist"]):
+            shard["url"] = f"{'file:' * number}{tars / shard['url']}"
+        (part / "index.json").write_text(json.dumps(found))
+    assert merge(tmp_path / "out").num_samples == 6
+    with StreamingDataset(str(tmp_path / "out/index.json"), str(tmp_path / "cache")) as dataset:
+        assert [int(row["cls"]) for row in dataset] == [0, 1, 2, 10, 11, 12]
+
+
 def test_parts_in_a_store_are_merged_there() -> None:
     store = MemoryStore({})
     for number in range(2):
