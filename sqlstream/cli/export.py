@@ -236,9 +236,12 @@ def _put(path: Path, target: str, fetcher: Fetcher) -> None:
         if urls.is_remote(target):
             fetcher.upload(path, target)
         else:
-            part = f"{urls.local_path(target)}.{os.getpid()}.part"
-            shutil.copyfile(path, part)
-            os.replace(part, urls.local_path(target))
+            part = Path(f"{urls.local_path(target)}.{os.getpid()}.part")
+            try:
+                shutil.copyfile(path, part)
+                part.replace(urls.local_path(target))
+            finally:
+                part.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -224,6 +224,13 @@ def test_an_export_replaces_nothing_unasked_and_writes_no_unknown_kind(dst: Path
     assert "out.xls has no extension that an export writes: give one of .parquet, .arrow, .csv, .jsonl" in unknown.stderr
 
 
+def test_an_export_that_cannot_take_its_name_leaves_nothing_beside_it(dst: Path, tmp_path: Path) -> None:
+    (tmp_path / "out.parquet").mkdir()
+    result = run("index", "export", dst, tmp_path / "out.parquet", "--overwrite")
+    assert (result.returncode, "out.parquet cannot be written" in result.stderr) == (2, True)
+    assert sorted(os.listdir(tmp_path)) == ["cache", "out.parquet", "part-0.parquet", "part-1.parquet"]
+
+
 def test_a_split_takes_no_more_rows_than_it_may(dst: Path, tmp_path: Path) -> None:
     words = ("--split", "val=0.5", "--max-rows", "val=7")
     document = run_json("index", "export", dst, tmp_path / "s.parquet", *words)
