@@ -26,7 +26,7 @@ from sqlstream.storage.members.braces import expand
 from sqlstream.storage.members.mds.decoder import MdsDecoder
 from sqlstream.storage.members.mds.shards import MdsShard, ShardFile, is_mds_index, offsets, parse_index
 from sqlstream.storage.members.mds.split import RowDecoder
-from sqlstream.storage.members.names import group, tar_extension
+from sqlstream.storage.members.names import group, is_hidden, split_name, tar_extension
 from sqlstream.storage.members.packed import check_hashes, decompress
 from sqlstream.storage.members.tar import TarMember, read_members
 from sqlstream.storage.members.unpack import MAGIC_BYTES, compression_of
@@ -225,7 +225,8 @@ class ShardReader:
         for folder, _, names in os.walk(urls.local_path(prefix)):
             for name in names:
                 path = Path(folder, name)
-                yield f"{prefix}{path.relative_to(urls.local_path(prefix))}", path.stat().st_size
+                size = path.stat().st_size if path.exists() else None  # a link may lead nowhere
+                yield f"{prefix}{path.relative_to(urls.local_path(prefix))}", size
 
 
 def _kind_of(url: str) -> str:
@@ -313,10 +314,10 @@ def _num_zip(path: Path) -> int:
         with zipfile.ZipFile(path) as archive:
             if (bad := archive.testzip()) is not None:
                 raise DamagedShardError(f"its member {bad!r} has another CRC than the directory says")
-            names = [info.filename for info in archive.infolist() if not info.is_dir()]
+            found = [split_name(name) for name in archive.namelist() if not name.endswith("/") and not is_hidden(name)]
     except (zipfile.BadZipFile, NotImplementedError, EOFError, RuntimeError) as error:
         raise DamagedShardError(f"as a ZIP archive: {error}") from error
-    return len({name.rpartition("/")[0] + "/" + name.rpartition("/")[2].partition(".")[0] for name in names})
+    return len({name[0] for name in found if name is not None})
 
 
 def _num_parquet(path: Path) -> int:

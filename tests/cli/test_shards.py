@@ -12,6 +12,7 @@ import lzma
 import shutil
 import sqlite3
 import tarfile
+import zipfile
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -418,6 +419,22 @@ def test_damage_of_each_kind_is_found_and_named(pictures: Path, tmp_path: Path, 
     (tmp_path / "mds" / "shard.00001.mds").unlink()
     assert "there is no file" in problem("mds")
     assert "damaged shard" in shards(capsys, "verify", tmp_path / "mds")[1]
+
+
+def test_hidden_members_are_no_samples_and_a_link_that_leads_nowhere_is_damage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "s").mkdir()
+    with zipfile.ZipFile(tmp_path / "s/a.zip", "w") as archive:
+        for name in ("d/a.txt", "d/a.cls", "b.txt", ".DS_Store", "__MACOSX/._b.txt", "README"):
+            archive.writestr(name, "x")
+    (tmp_path / "s/b.tar").symlink_to("nowhere")
+    assert shards(capsys, "info", tmp_path / "s")[0] == 0
+    code, found = shards(capsys, "verify", tmp_path / "s", "--json")
+    with StreamingDataset(str(tmp_path / "s/a.zip"), str(tmp_path / "cache")) as dataset:
+        assert (code, found["samples"]) == (1, len(dataset))
+    (damaged,) = found["damaged"]
+    assert (Path(damaged["shard"]).name, "there is no file" in damaged["problem"]) == ("b.tar", True)
 
 
 def test_the_index_of_wids_and_offsets_are_written_beside_tars(

@@ -79,6 +79,12 @@ def test_a_name_that_no_archive_holds_is_refused_and_the_next_sample_is_written(
         assert [row["txt"] for row in dataset] == [b"1", b"3"]
 
 
+@pytest.mark.parametrize("key", ["__MACOSX/a", "d/"])
+def test_a_key_that_readers_of_zip_pass_over_is_refused(key: str, tmp_path: Path) -> None:
+    with ZipWriter(tmp_path) as writer, pytest.raises(EncodeError, match=f"sample {key!r}: readers of ZIP pass over"):
+        writer.write({"__key__": key, "txt": "1"})
+
+
 def test_a_name_that_is_too_long_for_a_zip_is_refused_and_the_next_sample_is_written(tmp_path: Path) -> None:
     with ZipWriter(tmp_path) as writer:
         with pytest.raises(EncodeError, match="a name of 65536 bytes, and ZIP has 65535"):

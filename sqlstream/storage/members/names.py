@@ -70,6 +70,11 @@ def split_name(name: str) -> tuple[str, str] | None:
     return key, name[dot + 1 :].lower()
 
 
+def is_hidden(name: str) -> bool:
+    """Return whether a member of a ZIP is one that programs add, and readers pass over."""
+    return name.startswith("__MACOSX/") or name.startswith(".", name.rfind("/") + 1)
+
+
 def group(members: Iterable[Member], shard: str = "") -> Iterator[tuple[str, dict[str, Member]]]:
     """Yield the samples of one shard: a key, and its members by extension.
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlstream.errors import EncodeError
+from sqlstream.storage.members.names import is_hidden
 from sqlstream.write.base.journal import StoredShard
 from sqlstream.write.base.options import Out, WriteOptions
 from sqlstream.write.base.output import FinishedShard
@@ -103,6 +104,8 @@ class ZipFormat:
             EncodeError: It cannot be, or a name is longer than the format has.
         """
         item = self._encoder.encode(sample)
+        if is_hidden(f"{item.key}."):
+            raise EncodeError(f"sample {item.key!r}: readers of ZIP pass over names like {item.key}.…: rename the key")
         longest = max(len(f"{item.key}.{extension}".encode()) for extension, _ in item.files)
         if longest > _MOST_NAME_BYTES:
             raise EncodeError(

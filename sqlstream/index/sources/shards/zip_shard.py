@@ -73,13 +73,13 @@ class ZipShard(MembersAreBytes):
         name = urls.redact(file.url)
         with opened(file, remote, here=scratch.here) as source:
             found = read_directory(source, name, folder=scratch.folder)
-            if any(METADATA.fullmatch(member) and not _is_hidden(member) for member in found.names()):
+            if any(METADATA.fullmatch(member) and not names.is_hidden(member) for member in found.names()):
                 if self.label_column is not None:
                     raise ConfigError(
                         f"label_column={self.label_column!r} is for ZIP files without metadata, and {name} has some, whose "
                         "rows are its samples: leave it out"
                     )
-                members = {member.name: member for member in found if not _is_hidden(member.name)}
+                members = {member.name: member for member in found if not names.is_hidden(member.name)}
                 described = [member for member in members.values() if METADATA.fullmatch(member.name)]
                 samples = _described(described, members, source, name, scratch.path)
             else:
@@ -96,10 +96,6 @@ class ZipShard(MembersAreBytes):
     def values(self, parts: Sequence[ReadPart], wanted: Sequence[str], name: str) -> dict[str, bytes]:  # noqa: ARG002 - all are
         """Return the content of members."""
         return {part.name: _content(part, name) for part in parts}
-
-
-def _is_hidden(name: str) -> bool:
-    return name.startswith("__MACOSX/") or name.startswith(".", name.rfind("/") + 1)
 
 
 def _part(member: ZipMember) -> SamplePart:
@@ -167,7 +163,7 @@ def _neighbours(members: ZipMembers, folder: Path) -> _Grouped | None:
         extensions = set[str]()
         for member in members:
             name = member.name
-            if _is_hidden(name) or (split := names.split_name(name)) is None:
+            if names.is_hidden(name) or (split := names.split_name(name)) is None:
                 continue
             key, extension = split
             if key != last:
@@ -198,7 +194,7 @@ def _scattered(members: ZipMembers, shard: str) -> _Grouped:
     """
     samples: dict[str, dict[str, SamplePart]] = {}
     for member in members:
-        if not _is_hidden(member.name) and (split := names.split_name(member.name)) is not None:
+        if not names.is_hidden(member.name) and (split := names.split_name(member.name)) is not None:
             parts = samples.setdefault(split[0], {})
             if split[1] in parts:
                 raise names.twice(shard, member.name, next(name for name in members.names() if names.split_name(name) == split))
