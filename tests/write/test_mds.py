@@ -212,6 +212,8 @@ def test_what_an_encoding_has_no_place_for_is_refused() -> None:
     coloured = Image.new("P", (2, 2))
     coloured.putpalette([9, 8, 7] * 256)
     grey = Image.new("P", (2, 2), 7)
+    with pytest.raises(EncodeError, match="9223372036854775808 is beyond 64 bits with a sign: give the column 'uint64'"):
+        MdsEncoder({"x": "int"}).encode({"x": 1 << 63})
     with pytest.raises(EncodeError, match=r"palette: give image.convert\('RGB'\)"):
         MdsEncoder({"x": "pil"}).encode({"x": coloured})
     pieces, _ = MdsEncoder({"x": "pil"}).encode({"x": grey})

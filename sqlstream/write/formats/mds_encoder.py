@@ -159,7 +159,11 @@ def _encode_text(value: Any) -> bytes:
 
 
 def _encode_int(value: Any) -> bytes:
-    return struct.pack("<q", operator.index(value))
+    number = operator.index(value)
+    try:
+        return struct.pack("<q", number)
+    except struct.error:
+        raise EncodeError(f"{number} is beyond 64 bits with a sign: give the column 'uint64' or 'str_int'") from None
 
 
 def _whole_number(value: Any) -> int:
