@@ -44,8 +44,8 @@ def add_storage_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def storage_options(pairs: Sequence[str]) -> dict[str, Any]:
-    """Return what `--storage-option` was given.
+def storage_options(pairs: Sequence[str], option: str = "--storage-option") -> dict[str, Any]:
+    """Return what `--storage-option`, or another option like it, was given.
 
     Raises:
         ConfigError: A pair has no `=`, or broken JSON.
@@ -54,9 +54,9 @@ def storage_options(pairs: Sequence[str]) -> dict[str, Any]:
     for pair in pairs:
         key, is_pair, value = pair.partition("=")
         if not (key and is_pair):
-            raise ConfigError(f"--storage-option {key!r} is no KEY=VALUE: write endpoint_url=http://…, say")
+            raise ConfigError(f"{option} {key!r} is no KEY=VALUE: write endpoint_url=http://…, say")
         try:
             options[key] = json.loads(value) if value in ("true", "false") or value.startswith(("{", "[")) else value
         except json.JSONDecodeError as error:
-            raise ConfigError(f"--storage-option {key}: its value is broken JSON ({error}): correct it") from None
+            raise ConfigError(f"{option} {key}: its value is broken JSON ({error}): correct it") from None
     return options

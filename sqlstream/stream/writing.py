@@ -71,8 +71,8 @@ def write_dataset(
                 writer.write_up_to(point, output)
             except EncodeError as error:
                 if not may_skip:
-                    key = sample["__sample_key__"]
-                    raise EncodeError(f"{error}; the sample is {key!r}, at position {at}", **error.context) from error
+                    key = f"{sample['__sample_key__']!r}, " if "__sample_key__" in sample else ""  # transforms may drop it
+                    raise EncodeError(f"{error}; the sample is {key}at position {at}", **error.context) from error
                 num_left_out += 1
                 _LOG.warning("position %d is left out: %s", at, error)
         num_taken = 0

@@ -277,7 +277,8 @@ def test_a_transform_that_makes_nothing_of_the_first_rows_leaves_the_columns_of_
 ) -> None:
     (tmp_path / "late_making.py").write_text(
         "def late(sample):\n    return {'n': int(sample['score'])} if sample['score'] > 3 else None\n\n\n"
-        "def never(sample):\n    return []\n"
+        "def never(sample):\n    return []\n\n\ndef mixed(sample):\n    return [{'n': 1}, {'n': 'x'}]\n\n\n"
+        "def unnamed(sample):\n    return {3: 1}\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -286,6 +287,10 @@ def test_a_transform_that_makes_nothing_of_the_first_rows_leaves_the_columns_of_
     assert rows_of(tmp_path / "out", "n") == [3, 4, 5, 6, 7]
     code, text = write(capsys, pictures, tmp_path / "none", *words, "late_making:never")
     assert (code, "gives no sample, which would tell the columns" in text) == (2, True)
+    code, text = write(capsys, pictures, tmp_path / "mixed", *words, "late_making:mixed")
+    assert (code, "a value of type str: " in text, "the sample is '0', at position 0" in text) == (2, True, True)
+    code, text = write(capsys, pictures, tmp_path / "unnamed", *words, "late_making:unnamed")
+    assert (code, "it returned a field 3, which is no text: give names of columns" in text) == (2, True)
 
 
 def test_a_sample_that_mds_cannot_hold_is_named_with_the_cure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -322,6 +327,7 @@ def test_a_sample_that_fails_ends_the_writing_which_goes_on_when_it_may_be_left_
     ("words", "message"),
     [
         (("--format", "mds", "--part", "3/3"), "--part '3/3' is no part"),
+        (("--format", "mds", "--out-option", "{"), "--out-option '{' is no KEY=VALUE"),
         (("--format", "mds", "--num-samples", "0"), "--num-samples=0 is out of range"),
         (("--format", "mds", "--uploads", "0"), "--uploads=0 is out of range"),
         (("--format", "mds", "--cache-limit", "much"), "--cache-limit='much' is not a size"),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sqlstream import StreamingDataset, World
+from sqlstream.errors import EncodeError
 from sqlstream.stream.writing import share_of, write_dataset
 from sqlstream.write import MdsWriter, WriteOptions
 from tests.write.goldens import mds_samples
@@ -80,3 +81,11 @@ def test_parts_of_a_shuffled_dataset_are_its_order_cut_in_pieces(tmp_path: Path)
         written(tmp_path, tmp_path / "out", part=(number, 3), shuffle_seed=3)
     parts = [tmp_path / "out" / f"0000{number}-of-00003" for number in range(3)]
     assert [sample["n"] for part in parts for sample in mds_samples(part)] == expected
+
+
+def test_a_sample_without_its_key_that_cannot_be_written_is_named_by_its_position(tmp_path: Path) -> None:
+    with dataset_of(tmp_path, transforms=[lambda sample: {"n": str(sample["n"])}]) as dataset:
+        writer = MdsWriter(tmp_path / "out", {"n": "int"})
+        with pytest.raises(EncodeError, match=r"a value of type str: .*; the sample is at position 0"):
+            write_dataset(dataset, writer, lambda position, sample: [sample])
+        writer.cancel()

@@ -145,7 +145,7 @@ def _write(options: argparse.Namespace) -> dict[str, object]:
         resume=options.resume,
         part=part,
         num_uploads=options.uploads,
-        storage_options=storage_options(options.out_option or options.storage_option),
+        storage_options=storage_options(options.out_option, "--out-option") or storage_options(options.storage_option),
         show_progress=not options.json,
     )
     make = _function(options.transform)
@@ -243,12 +243,15 @@ class Collected:
         Raises:
             TypeError: They are no samples.
         """
+        key = sample["__sample_key__"]
         made = self._function(sample)
         samples = [] if made is None else [made] if isinstance(made, Mapping) or not isinstance(made, Iterable) else list(made)
         for one in samples:
             if not isinstance(one, Mapping):
                 raise TypeError(f"it returned a {type(one).__name__}: give a dict, a list of dicts, or None")
-        return {_MADE: samples}
+            if unnamed := [name for name in one if not isinstance(name, str)]:
+                raise TypeError(f"it returned a field {unnamed[0]!r}, which is no text: give names of columns")
+        return {_MADE: samples, "__sample_key__": key}
 
 
 _MADE = "__made__"
