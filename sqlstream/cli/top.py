@@ -7,6 +7,7 @@ import contextlib
 import io
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,8 +39,10 @@ def run_top(options: argparse.Namespace) -> int:
     """Show what goes on in a cache, once or until Ctrl-C."""
     from sqlstream.cache.admin.activity import look
 
-    if not options.interval > 0:
-        raise ConfigError(f"--interval={options.interval} is out of range: give seconds above 0")
+    if not 0 < options.interval <= threading.TIMEOUT_MAX:
+        raise ConfigError(
+            f"--interval={options.interval} is out of range: give seconds above 0, and no more than a wait can take"
+        )
     directory = Path(options.dst).absolute()
     activity = look(directory)
     if options.json:

@@ -190,7 +190,7 @@ def rest_of(terminal: int) -> str:
             return rest.decode(errors="replace")
 
 
-@pytest.mark.parametrize("words", [["--interval", "0"], ["--interval", "-1"], ["--interval", "nan"]])
+@pytest.mark.parametrize("words", [["--interval", "0"], ["--interval", "-1"], ["--interval", "nan"], ["--interval", "inf"]])
 def test_an_interval_that_is_none_is_refused(tmp_path: Path, words: list[str]) -> None:
     Cache(tmp_path).close()
     result = run("cache", "top", tmp_path, *words)
