@@ -260,11 +260,23 @@ def _is_users(name: str) -> bool:
 
 
 def _code_bytes(code: CodeType) -> bytes:
-    """Return byte code, names and constants; constants that are code themselves (lambdas) by the same rule, sets in order."""
+    """Return byte code, names and constants; constants that are code themselves (lambdas) by the same rule, sets in order.
+
+    Instructions do not say what a `try` guards, what arguments are called, by which a call may give them, and that `*args` are
+    some.
+    """
     constants = [
         _code_bytes(constant).hex()
         if isinstance(constant, CodeType)
         else repr(sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant)
         for constant in code.co_consts
     ]
-    return b"\0".join((code.co_code, repr(code.co_names).encode(), repr(constants).encode()))
+    parts = [code.co_code, repr(code.co_names).encode(), repr(constants).encode()]
+    arguments = [name for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount] if name not in ("self", "cls")]
+    if code.co_exceptiontable:
+        parts.append(b"guards" + code.co_exceptiontable)
+    if len(arguments) > 1:
+        parts.append(repr(arguments).encode())
+    if gathered := code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
+        parts.append(b"gathers%d" % gathered)
+    return b"\0".join(parts)

@@ -244,3 +244,39 @@ def test_classes_that_are_parameters_and_patterns_of_a_module_count(before: str,
     first, second, again = (key_of(eval(made, vars(load(tmp_path, "mine", text)))) for text in (*texts, PARAMETERS))
     assert first == again
     assert first != second
+
+
+GUARDED = """
+def g(s): return s
+def h(s): return s
+def low(a, b): return a - b
+def total(*values): return len(values)
+
+def transform(sample):
+    try:
+        g(sample)
+        h(sample)
+    except ValueError:
+        sample["n"] = 0
+    return {**sample, "d": low(a=3, b=1), "t": total(sample)}
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (
+            '        h(sample)\n    except ValueError:\n        sample["n"] = 0\n',
+            '    except ValueError:\n        sample["n"] = 0\n    else:\n        h(sample)\n',
+        ),
+        ("low(a, b): return a - b", "low(b, a): return b - a"),
+        ("total(*values)", "total(values)"),
+    ],
+)
+def test_what_the_instructions_of_code_do_not_say_counts(before: str, after: str, tmp_path: Path) -> None:
+    assert before in GUARDED
+    keys = {
+        chain_key(CacheTransform("a", [load(tmp_path, "mine", text).transform]))
+        for text in (GUARDED, GUARDED.replace(before, after))
+    }
+    assert len(keys) == 2
