@@ -86,7 +86,9 @@ class Describer:
         """Return the description of a value that is no code; None if it is something else."""
         if value is None or isinstance(value, bool | int | float | str):
             return [type(value).__name__, value.value if isinstance(value, enum.Enum) else value]
-        if isinstance(value, enum.Enum | torch.dtype | np.dtype | np.generic | PurePath | Decimal | UUID):
+        if isinstance(value, enum.Enum):
+            return [type(value).__name__, str(value), self._try(value.value)]
+        if isinstance(value, torch.dtype | np.dtype | np.generic | PurePath | Decimal | UUID):
             return [type(value).__name__, str(value)]
         if isinstance(value, _BY_REPR):
             return [type(value).__name__, repr(value)]
@@ -188,6 +190,8 @@ class Describer:
             found[label] = self._class(value)
         elif isinstance(value, functools.partial):
             self._refer(found, name, value.func, f"{label}.func")
+        elif inspect.isfunction(wrapped := getattr(value, "__wrapped__", None)):  # of functools.cache
+            self._refer(found, name, wrapped, f"{label}.__wrapped__")
 
     def _try(self, value: Any) -> Any:
         """Return the description of a constant; None if it has none."""

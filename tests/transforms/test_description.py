@@ -280,3 +280,33 @@ def test_what_the_instructions_of_code_do_not_say_counts(before: str, after: str
         for text in (GUARDED, GUARDED.replace(before, after))
     }
     assert len(keys) == 2
+
+
+HELD = """
+import enum
+import functools
+
+class Mode(enum.Enum):
+    FAST = 2
+
+@functools.cache
+def table(n): return n * 4
+
+class Scaled:
+    def __init__(self): self.mode = Mode.FAST
+    def __call__(self, sample): return {**sample, "n": sample["n"] * self.mode.value}
+
+def transform(sample): return {**sample, "n": Mode.FAST.value}
+def cached(sample): return {**sample, "n": table(3)}
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "made"),
+    [("FAST = 2", "FAST = 3", "Scaled()"), ("FAST = 2", "FAST = 3", "transform"), ("n * 4", "n * 5", "cached")],
+)
+def test_members_of_an_enum_and_functions_with_a_cache_count(before: str, after: str, made: str, tmp_path: Path) -> None:
+    texts = (HELD, HELD.replace(before, after), HELD)
+    first, second, again = (key_of(eval(made, vars(load(tmp_path, "mine", text)))) for text in texts)
+    assert first == again
+    assert first != second
