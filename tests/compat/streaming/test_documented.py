@@ -147,6 +147,8 @@ def test_writers_take_their_parameters_and_no_others(tmp_path: Path) -> None:
     assert StreamingDataset(local=str(out))[0] == {"a": 5}
     with pytest.raises(ConfigError, match="workers is no parameter of a writer"):
         MDSWriter(out=str(tmp_path / "other"), columns={"a": "int"}, workers=1)
+    with pytest.raises(ConfigError, match="hashes='sha1': give a sorted list of names"):
+        MDSWriter(out=str(tmp_path / "other"), columns={"a": "int"}, hashes="sha1")
 
 
 @pytest.mark.parametrize(("limit", "num_shards"), [("1kb", 4), ("1024b", 4), (1024, 4), ("0.5kb", 10), (None, 1), (0, 1)])

@@ -54,7 +54,7 @@ def _stored(
     return {
         "out": out,
         "compression": compression,
-        "hashes": None if hashes is None else sorted(hashes),
+        "hashes": hashes if hashes is None or isinstance(hashes, str) else sorted(hashes),
         "size_limit": size_limit,
         "options": WriteOptions(keep_local=keep_local, **options),
     }
