@@ -340,6 +340,8 @@ def _as_text(schema: pa.Schema) -> str:
 class ParquetWriter(SampleWriter[Row]):
     """Writes samples as Parquet files with content inside, which this package and Hugging Face's `datasets` read in place.
 
+    Values are compared with the types of their columns as a row group is full: an EncodeError of `write` then ends the writing.
+
     Args:
         out: A directory, a URL, or (directory, URL).
         schema: Of the rows; None: as the first row group has it.
