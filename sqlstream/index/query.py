@@ -19,7 +19,7 @@ from sqlstream.index.sql.sandbox import Sandbox
 from sqlstream.index.sql.sqlite_engine import SELECTED
 from sqlstream.index.sql.syntax_trees import renamed_columns
 from sqlstream.index.types.arrow import table_of
-from sqlstream.index.types.models import VIEWS, fingerprint
+from sqlstream.index.types.models import VIEWS, fingerprint, identity
 from sqlstream.index.types.result_column import ResultColumn
 from sqlstream.index.types.values import columns_of
 
@@ -59,9 +59,9 @@ def query_rows(index: Index, sql: str, options: IndexOptions, directory: Path) -
             sandbox = sandbox_of(_on_selected_rows(index, sql, options.sql_engine))
         known = sandbox.result_fields()
         names, batches = sandbox.run(sandbox.statement, _ROWS_AT_A_TIME)
-        logical = {column.physical.lower(): column.name for column in index.sql_columns}
+        logical = {identity(column.physical): column.name for column in index.sql_columns}
         read, renamed = sandbox.columns_read, renamed_columns(sql)
-        kinds = [ResultColumn(logical.get(name.lower(), name), index, read, renamed) for name in names]
+        kinds = [ResultColumn(logical.get(identity(name), name), index, read, renamed) for name in names]
         rows = list(chain.from_iterable(batches))
     for kind, values in zip(kinds, columns_of(rows), strict=False):  # of an empty result there are none
         kind.look_at(values)

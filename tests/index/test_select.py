@@ -177,6 +177,23 @@ def test_a_sources_column_called_row_is_not_shadowed(tmp_path: Path) -> None:
     assert all_rows(index) == [{"index": "b", "row": 8}]
 
 
+def test_columns_that_are_called_like_truth_values_can_be_filtered_and_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = pa.table({"index": ["a", "b"], "true": [7, 8], "FALSE": [9, 10]})
+    index = build(tmp_path, table, sql_query="SELECT * FROM dataframe WHERE true_1 = 8 AND FALSE_1 > 9")
+    assert all_rows(index) == [{"index": "b", "true": 8, "FALSE": 10}]
+    assert index.selection is not None
+    build(tmp_path, table, sql_query="SELECT * FROM dataframe WHERE true_1 = 8 OR true")
+    assert "names 'true', which is a truth value in SQL" in caplog.text
+
+
+def test_a_query_keeps_names_that_differ_in_the_case_of_other_letters(tmp_path: Path) -> None:
+    table = pa.table({"Ä": [7, 8], "ä": [9, 10]})
+    index = build(tmp_path, table, sql_query='SELECT "Ä", "ä" + 1 AS "ä" FROM dataframe WHERE "ä" > 9')
+    assert all_rows(index) == [{"Ä": 8, "ä": 11}]
+
+
 @pytest.mark.parametrize("engine", ["sqlite", "duckdb"])
 def test_a_sources_column_called_row_stays_beside_computed_ones(engine: str, tmp_path: Path) -> None:
     if engine == "duckdb":

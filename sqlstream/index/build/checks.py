@@ -9,7 +9,7 @@ from sqlstream.config import IndexOptions
 from sqlstream.errors import SchemaError, SourceError
 from sqlstream.index.file.index import Index
 from sqlstream.index.sql.dialect import renamed, shortened
-from sqlstream.index.types.models import ROW
+from sqlstream.index.types.models import NO_NAMES, ROW, identity
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,8 @@ def check_key(index: Index, options: IndexOptions) -> None:
 def warn_of_names(index: Index, query: str, engine: str) -> None:
     """Say of a column that a query names that SQL calls something else so: the number of a row, or a column of another case."""
     if (column := renamed(query, index.columns, engine)) is not None:
-        what = "the number of a row" if column.name.lower() == ROW else "another column"
+        what = "a truth value" if identity(column.name) in NO_NAMES else "another column"
+        what = "the number of a row" if column.name.lower() == ROW else what
         logger.warning(
             "the query %r names %r, which is %s in SQL (case does not count there): the source's column %r is called %r",
             shortened(query), column.name, what, column.name, column.physical,

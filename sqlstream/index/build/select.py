@@ -30,7 +30,7 @@ from sqlstream.index.sql.dialect import has_word, shortened
 from sqlstream.index.sql.functions import changes
 from sqlstream.index.sql.sandbox import Sandbox
 from sqlstream.index.sql.syntax_trees import given_names, keeps_rows, renamed_columns
-from sqlstream.index.types.models import ANY, FORMAT_VERSION, ROW, Column, SelectionInfo, fingerprint
+from sqlstream.index.types.models import ANY, FORMAT_VERSION, ROW, Column, SelectionInfo, fingerprint, identity
 from sqlstream.index.types.result_column import ResultColumn
 from sqlstream.index.types.values import columns_of, encoding
 from sqlstream.progress import Progress, progress
@@ -272,8 +272,8 @@ class _Filter:
 
     def _logical(self, names: list[str], physical: list[str]) -> list[str]:
         """Return the result's names with those of source columns as the source spells them."""
-        logical = {p.lower(): column.name for p, column in zip(physical, self._base.sql_columns, strict=True)}
-        return [logical.get(name.lower(), name) for name in names]
+        logical = {identity(p): column.name for p, column in zip(physical, self._base.sql_columns, strict=True)}
+        return [logical.get(identity(name), name) for name in names]
 
     def _check_columns(self, names: list[str], kept: Sequence[Column]) -> None:
         """Look at what the query gives, beside content of the columns that are kept with it."""

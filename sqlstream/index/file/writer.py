@@ -31,6 +31,7 @@ from sqlstream.index.types.content import RunningContent
 from sqlstream.index.types.models import (
     APPLICATION_ID,
     FORMAT_VERSION,
+    NO_NAMES,
     ROW,
     VIEWS,
     Column,
@@ -98,7 +99,7 @@ class IndexWriter:
         self._connection.execute("BEGIN")
         self._schema = TableSchema()
         self._columns: dict[str, Column] = {}
-        self._taken = {identity(ROW)}
+        self._taken = {identity(ROW), *NO_NAMES}
         self._sources: list[_Source] = []
         self._short_moments: set[str] = set()
         """Columns of moments of which some may have fewer digits than the others."""

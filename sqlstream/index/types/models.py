@@ -37,6 +37,8 @@ APPLICATION_ID = 0x73717369
 """'sqsi' in ASCII: the header of an index, as 'sqst' is a ledger's."""
 ROW = "row"
 """The column of row ids; a source column of this name gets another physical one."""
+NO_NAMES = frozenset((b"true", b"false"))
+"""What SQLite takes for a truth value in quotes, too: a view has no columns of these names."""
 VIEWS = ("dataframe", "samples")
 """Names of the table in users' SQL."""
 ENCODING = b"sqlstream.encoding"
