@@ -388,6 +388,13 @@ def test_a_json_number_too_large_whose_key_comes_again_is_no_value(
     assert not caplog.messages
 
 
+@pytest.mark.parametrize("extension", ["jsonl", "json"])
+def test_an_object_nested_too_deeply_is_named_with_its_place(extension: str, tmp_path: Path) -> None:
+    (tmp_path / f"t.{extension}").write_text('{"x":' * 100_000 + "1" + "}" * 100_000)
+    with pytest.raises(SourceError, match=rf"t\.{extension}, line 1: no JSON object .maximum recursion depth"):
+        build(tmp_path, tmp_path / f"t.{extension}")
+
+
 def test_a_json_key_that_is_no_unicode_is_named_with_its_place(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text('{"x": 1}\n{"x": 1, "\\ud83d": null}\n')
     with pytest.raises(SourceError, match=r"t\.jsonl, line 2: the key '\\ud83d' holds half a surrogate pair"):

@@ -105,7 +105,7 @@ def _read(file: SourceFile, temporary: Temporary, remote: RemoteReader) -> tuple
         data = head if source.size_bytes <= len(head) else source.read_at(0, source.size_bytes)
     try:
         document = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None  # read as a table, it is an error that says what is wrong
     return (data, document) if isinstance(document, Mapping) else None
 
