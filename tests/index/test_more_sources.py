@@ -198,6 +198,10 @@ def test_metadata_lists_and_names_that_lead_out(tmp_path: Path) -> None:
         write_table(tmp_path / "b/metadata.csv", [{"file_name": name}])
         with pytest.raises(SourceError, match="leads out of its folder"):
             build(tmp_path, tmp_path / "b")
+    write_table(tmp_path / "dots/x/metadata.csv", [{"file_name": "..1.png"}])
+    assert all_rows(build(tmp_path, tmp_path / "dots"))[0]["file_name"] == "x/..1.png"
+    write_table(tmp_path / "dots/metadata.csv", [{"file_name": "..1.png"}])
+    assert all_rows(build(tmp_path, tmp_path / "dots"))[0]["file_name"] == "..1.png"
     write_table(tmp_path / "c/metadata.csv", [{"name": "x"}])
     with pytest.raises(SchemaError, match=r"no column 'file_name' .*give data_type"):
         build(tmp_path, tmp_path / "c")

@@ -52,7 +52,7 @@ def _below(folder: str, name: str) -> Callable[[Any], Any]:
         if isinstance(value, list):
             return [rewrite(item) for item in value]
         path = posixpath.normpath(folder + value)
-        if "://" in value or value.startswith("/") or path.startswith(".."):
+        if "://" in value or value.startswith("/") or path.split("/", 1)[0] == "..":
             raise SourceError(
                 f"{name}: the file name {value!r} leads out of its folder: give paths relative to the metadata file"
             )

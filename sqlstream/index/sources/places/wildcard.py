@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import glob
 import logging
 import os
@@ -122,7 +123,4 @@ def _translate(token: str) -> str:
     known = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     if token in known:
         return known[token]
-    if len(token) > 1:  # a set
-        inside = token[1:-1].replace("\\", r"\\").replace("[", r"\[")
-        return f"[{'^' + inside[1:] if inside.startswith('!') else inside}]"
-    return re.escape(token)
+    return fnmatch.translate(token)[len("(?s:") : -len(r")\Z")]  # a set, or a character as it is
