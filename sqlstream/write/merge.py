@@ -23,7 +23,7 @@ from sqlstream.storage.base.protocols import RemoteReader
 from sqlstream.storage.base.unfinished import JOURNAL_NAME
 from sqlstream.storage.fetcher import Fetcher
 from sqlstream.storage.members.mds.shards import is_mds_index
-from sqlstream.write.base.journal import parse_journal, put_bytes, read_text
+from sqlstream.write.base.journal import parse_journal, put_bytes, read_object, read_text
 from sqlstream.write.base.options import ReaderWriter
 from sqlstream.write.base.place import place_of
 from sqlstream.write.formats.wids import wids_index
@@ -64,12 +64,12 @@ def merge(
     prefix = place.remote or f"{place.local}/"
     with _opened(storage_options, remote, prefix) as store:
         names = _part_names(prefix, store)
-        found = [(name, read_text(store, f"{prefix}{name}/{INDEX_NAME}")) for name in names]
-        lacking = [name for name, text in found if text is None]
+        found = [(name, read_object(store, f"{prefix}{name}/{INDEX_NAME}")) for name in names]
+        lacking = [name for name, data in found if data is None]
         if lacking:
             raise ConfigError(f"{place}: part {lacking[0]} has no {INDEX_NAME}: it is not finished, or its format has none")
         _check_journals({name: read_text(store, f"{prefix}{name}/{JOURNAL_NAME}") for name in names}, str(place))
-        content, num_shards, num_samples = merged_index([(name, (text or "").encode()) for name, text in found], str(place))
+        content, num_shards, num_samples = merged_index([(name, data or b"") for name, data in found], str(place))
         put_bytes(store, f"{prefix}{INDEX_NAME}", content)
     return Merged(f"{str(place).rstrip('/')}/{INDEX_NAME}", len(names), num_shards, num_samples)
 
@@ -169,6 +169,7 @@ def merged_index(indexes: Sequence[tuple[str, bytes]], where: str) -> tuple[byte
         SourceError: One is damaged, or they are of two kinds.
     """
     shards: list[dict[str, Any]] = []
+    num_samples = 0
     kinds: dict[bool, str] = {}
     names: list[str] = []
     for directory, content in indexes:
@@ -178,14 +179,15 @@ def merged_index(indexes: Sequence[tuple[str, bytes]], where: str) -> tuple[byte
             kinds.setdefault(is_mosaic, directory)
             entries = document["shards" if is_mosaic else "shardlist"]
             shards += [_moved(dict(entry), directory, is_mosaic) for entry in entries]
+            num_samples += sum(entry["samples" if is_mosaic else "nsamples"] for entry in entries)
             names.append("" if is_mosaic else str(document.get("name", "")))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise SourceError(f"{where}: the index of {directory} is no index of MDS or wids ({error!r})") from error
     if len(kinds) > 1:
         raise SourceError(f"{where}: {kinds[True]} is MDS and {kinds[False]} is tars: merge parts of one format")
     if True in kinds:
-        return json.dumps({"version": 2, "shards": shards}).encode(), len(shards), sum(shard["samples"] for shard in shards)
-    return wids_index(shards, names[0]), len(shards), sum(shard["nsamples"] for shard in shards)
+        return json.dumps({"version": 2, "shards": shards}).encode(), len(shards), num_samples
+    return wids_index(shards, names[0]), len(shards), num_samples
 
 
 def _moved(entry: dict[str, Any], directory: str, is_mosaic: bool) -> dict[str, Any]:

@@ -83,6 +83,14 @@ def test_an_index_of_wids_may_name_tars_elsewhere(tmp_path: Path) -> None:
         assert [int(row["cls"]) for row in dataset] == [0, 1, 2, 10, 11, 12]
 
 
+@pytest.mark.parametrize("text", [b"", b"\xff", b"[]", b'{"version": 2, "shards": [{}]}', b'{"shardlist": [{"url": "a.tar"}]}'])
+def test_a_damaged_index_of_a_part_is_named(text: bytes, tmp_path: Path) -> None:
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0/index.json").write_bytes(text)
+    with pytest.raises(SourceError, match="the index of 0 is no index of MDS or wids"):
+        merge(tmp_path)
+
+
 def test_parts_in_a_store_are_merged_there() -> None:
     store = MemoryStore({})
     for number in range(2):

@@ -129,8 +129,14 @@ def test_a_complete_writing_whose_index_is_lost_gets_it_again(tmp_path: Path) ->
 
 
 def test_a_journal_that_is_none_is_refused(tmp_path: Path) -> None:
-    for text in ("[]\n", '{"version": 2, "settings": {}}\n', '{"version": 1}\n', "x\n"):
-        (tmp_path / JOURNAL_NAME).write_text(text)
+    for text in (
+        b"[]\n",
+        b'{"version": 2, "settings": {}}\n',
+        b'{"version": 1}\n',
+        b'{"version": 1, "settings": {}}\n[1]\n',
+        b"\xff\n",
+    ):
+        (tmp_path / JOURNAL_NAME).write_bytes(text)
         with pytest.raises(ConfigError, match="is no journal of a writing"):
             write("mds", tmp_path, RESUME)
 
@@ -139,6 +145,7 @@ def test_what_is_there_is_kept_unless_exist_ok_and_then_its_index_goes_first(tmp
     out = tmp_path / "out"
     expected = whole("mds", out)
     (out / "notes.txt").write_text("mine")
+    (out / "lost.mds").symlink_to("nowhere")
     with pytest.raises(OutputExistsError, match="is not empty"):
         write("mds", out, WriteOptions())
     with pytest.raises(OutputExistsError, match="is not empty"):
@@ -146,6 +153,7 @@ def test_what_is_there_is_kept_unless_exist_ok_and_then_its_index_goes_first(tmp
     interrupted("mds", out, 3, WriteOptions(exist_ok=True))
     assert not (out / "index.json").exists()
     write("mds", out, WriteOptions(exist_ok=True))
+    (out / "lost.mds").unlink()
     assert files_of(out) == {**expected, "notes.txt": b"mine"}
 
 

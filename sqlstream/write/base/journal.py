@@ -116,10 +116,10 @@ def parse_journal(text: str, where: str) -> Progressed:
             elif "number" in entry:
                 stored[entry["number"]] = _stored_shard(entry)
         settings = dict(head["settings"])
+        is_complete = any(entry.get("is_complete") for entry in entries)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{where} is no journal of a writing ({error!r}): say exist_ok to write anew") from error
     first = next((number for number in range(len(stored) + 1) if number not in stored), 0)
-    is_complete = any(entry.get("is_complete") for entry in entries)
     return Progressed(settings=settings, shards=tuple(stored[number] for number in range(first)), is_complete=is_complete)
 
 
@@ -189,7 +189,7 @@ class LocalJournal:
     @property
     def text(self) -> str:
         """What it says; empty: nothing has begun."""
-        return self._path.read_text()
+        return self._path.read_bytes().decode(errors="replace")  # a damaged one is told as it is parsed
 
     def begin(self, settings: Mapping[str, Any]) -> None:
         """Forget what it says, and begin a writing with what a resumed one must have in common."""
@@ -311,17 +311,23 @@ def put_bytes(remote: RemoteWriter | None, url: str, content: bytes) -> None:
 
 
 def read_text(remote: RemoteReader | None, url: str) -> str | None:
-    """Return an object, or a file of this disk, as a text; None: there is none."""
+    """Return an object, or a file of this disk, as a text, in which bytes that are none are replaced; None: there is none."""
+    data = read_object(remote, url)
+    return None if data is None else data.decode(errors="replace")
+
+
+def read_object(remote: RemoteReader | None, url: str) -> bytes | None:
+    """Return an object, or a file of this disk; None: there is none."""
     if not is_remote(url):
         path = local_path(url)
-        return path.read_text() if path.is_file() else None
+        return path.read_bytes() if path.is_file() else None
     assert remote is not None, redact(url)
     try:
         size = remote.head(url).size_bytes
     except ObjectNotFoundError:
         return None
     assert size is not None, redact(url)
-    return remote.get_ranges(url, [(0, size)], size)[0].decode() if size else ""
+    return remote.get_ranges(url, [(0, size)], size)[0] if size else b""
 
 
 def has_object(remote: RemoteReader, url: str) -> bool:

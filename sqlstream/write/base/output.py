@@ -208,7 +208,8 @@ class Output:
         """Return the sizes of the files that are stored, by name."""
         if self._remote is not None:
             return {name: info.size_bytes for name, info in self._objects().items()}
-        return {entry.name: entry.stat().st_size for entry in os.scandir(self._local) if not _is_part(entry.name)}
+        files = (entry for entry in os.scandir(self._local) if not _is_part(entry.name) and entry.is_file())
+        return {entry.name: entry.stat().st_size for entry in files}
 
     def _objects(self) -> dict[str, ObjectInfo]:
         """Return the objects that are stored, by name."""

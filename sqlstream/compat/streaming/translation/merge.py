@@ -11,7 +11,7 @@ from sqlstream.errors import ConfigError, SourceError
 from sqlstream.storage.base import urls
 from sqlstream.storage.fetcher import Fetcher
 from sqlstream.write import Out
-from sqlstream.write.base.journal import put_bytes, read_text
+from sqlstream.write.base.journal import put_bytes, read_object
 from sqlstream.write.base.place import OutputPlace, place_of
 from sqlstream.write.merge import merged_index
 
@@ -64,14 +64,10 @@ def _parts_below(place: OutputPlace, fetcher: Fetcher) -> Iterator[str]:
 
 def _read(where: str, fetcher: Fetcher) -> bytes:
     """Return the index of a part."""
-    if urls.is_remote(where):
-        text = read_text(fetcher, where)
-    else:
-        path = urls.local_path(where)
-        text = path.read_text() if path.is_file() else None
-    if text is None:
+    data = read_object(fetcher, where)
+    if data is None:
         raise SourceError(f"{urls.redact(where)} is not there: write the part, or leave it out")
-    return text.encode()
+    return data
 
 
 def _way_to(where: str, place: OutputPlace) -> str:
