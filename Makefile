@@ -22,7 +22,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -c 'import torch.utils.data, sqlstream.stream.dataset, sqlstream.cli.main, pandas, moto.server'
 	@touch $@
 
-.PHONY: help install servers demo test test-frameworks lint wheel bench
+.PHONY: help install servers demo test test-frameworks test-lowest lint wheel bench
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 22
 
@@ -53,6 +53,20 @@ $(FRAMEWORKS_STAMP): tests/frameworks/requirements.txt pyproject.toml constraint
 
 test-frameworks: $(FRAMEWORKS_STAMP) servers  ## Run the tests with real Accelerate, Lightning, Paddle, torchdata, WebDataset and wids, in a venv of their own
 	@$(FRAMEWORKS)/bin/python -m pytest tests/frameworks $(ARGS)
+
+LOWEST := .venv-lowest
+LOWEST_STAMP := $(LOWEST)/.installed
+
+$(LOWEST_STAMP): scripts/lowest_constraints.py pyproject.toml
+	@test -n "$(PYTHON)" || { echo "sqlstream needs Python 3.11 or newer: install it, or name it with make PYTHON=/path/to/python3" >&2; exit 1; }
+	@test -x $(LOWEST)/bin/pip || { echo "setting up $(LOWEST) with $(PYTHON) (once; torch is large)"; $(PYTHON) -m venv $(LOWEST); }
+	@$(LOWEST)/bin/pip install --quiet --disable-pip-version-check --upgrade pip packaging torch==2.13.0
+	@$(LOWEST)/bin/python scripts/lowest_constraints.py > $(LOWEST)/constraints.txt
+	@$(LOWEST)/bin/pip install --quiet --disable-pip-version-check -c $(LOWEST)/constraints.txt -e '.[dev]'
+	@touch $@
+
+test-lowest: $(LOWEST_STAMP) servers  ## Run the tests with the lowest versions that pyproject.toml allows (but torch), in a venv of their own
+	@env -u PYTHONDONTWRITEBYTECODE $(LOWEST)/bin/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(STAMP)  ## Check format, style, types and the floors of the architecture
 	@$(BIN)/ruff format --check .
