@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from sqlstream import StreamingDataset
+from sqlstream.errors import SourceError
 from sqlstream.testing.servers import FaultyHttpServer
 from sqlstream.transforms.presets import CacheTransform
+from sqlstream.write import MdsWriter
 from tests.stream.kit import Decode, num_decoded
+from tests.stream.shards import tar_of
 from tests.stream.sources import Photos, make_photos
 
 
@@ -59,3 +63,33 @@ def test_a_column_index_of_a_lazy_index_names_rows_as_far_as_it_has_values(tmp_p
     pq.write_table(pa.table({"index": ["a", None]}), tmp_path / "t.parquet")
     with StreamingDataset(tmp_path / "t.parquet", tmp_path / "cache", lazy_index_chunk_size=4, show_progress=False) as dataset:
         assert [sample["__sample_key__"] for sample in dataset] == ["a", "1"]
+
+
+def write_mds(folder: Path) -> str:
+    with MdsWriter(out=str(folder), columns={"index": "int", "n": "int"}) as writer:
+        for number in range(6):
+            writer.write({"index": 10 + number, "n": number})
+    return str(folder)
+
+
+def write_tar(folder: Path) -> str:
+    folder.mkdir()
+    (folder / "a.tar").write_bytes(tar_of([(key, {"index": b"%d" % (10 + number)}) for number, key in enumerate("uvwxyz")]))
+    return str(folder / "a.tar")
+
+
+@pytest.mark.parametrize("lazy", [{}, {"lazy_index_chunk_size": 4}], ids=["built", "lazy"])
+@pytest.mark.parametrize(("write", "names"), [(write_mds, list("012345")), (write_tar, list("uvwxyz"))])
+def test_content_of_shards_names_samples_where_it_is_made_a_column(
+    write: Callable[[Path], str], names: list[str], lazy: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    src = write(tmp_path / "shards")
+    for where in (None, "__shard__ = 0"):
+        with StreamingDataset(src, tmp_path / "cache", where=where, show_progress=False, **lazy) as dataset:
+            assert [sample["__sample_key__"] for sample in dataset] == names
+    assert "index column" not in caplog.text
+    named = {"index_col_name": "index", "show_progress": False, **lazy}
+    with pytest.raises(SourceError, match=r"content of the shards.*\{'index_members': \['index'\]\} makes values of it"):
+        StreamingDataset(src, tmp_path / "cache", **named)
+    with StreamingDataset(src, tmp_path / "cache", **named, source_options={"index_members": ["index"]}) as dataset:
+        assert [(sample["__sample_key__"], sample["index"]) for sample in dataset] == [(str(n), n) for n in range(10, 16)]

@@ -44,7 +44,8 @@ def check_key(index: Index, options: IndexOptions) -> None:
     if problem is None:
         return
     if options.key_column is None:
-        if index.wanted_key == options.wanted_key and options.wanted_key in names:
+        has_values = any(column.name == options.wanted_key and not column.is_content for column in index.columns)
+        if index.wanted_key == options.wanted_key and has_values:
             logger.warning("%s: %s, so samples are named by the numbers of their rows", index.src, problem)
         return
     if options.key_column not in names:

@@ -210,7 +210,7 @@ class _Filter:
     def _key_problem(self, path: Path) -> str | None:
         """Return why keys cannot name the selected rows; they are looked at only where those of all rows are not good."""
         key = self._base.wanted_key
-        if self._base.key_problem is None or key not in [column.name for column in self._base.columns]:
+        if self._base.key_problem is None or key not in [column.name for column in self._base.columns if not column.is_content]:
             return self._base.key_problem
         ids = np.unique(np.load(path, mmap_mode="r"))  # [n]; a row that is selected twice is meant so
         hashes = np.empty(len(ids), np.int64)  # [n]

@@ -150,7 +150,7 @@ class ShardIndex(ContentIndex):
     @property
     def content_columns(self) -> tuple[Column, ...]:
         """The columns whose content is in the shards."""
-        return tuple(column for column in self.columns if column.is_member or column.is_in_place)
+        return tuple(column for column in self.columns if column.is_content)
 
     @cached_property
     def member_names(self) -> tuple[str, ...]:

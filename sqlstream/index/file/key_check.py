@@ -53,6 +53,9 @@ class KeyCheck:
         """
         if key is None:
             return no_key(self.column)
+        if key.is_content:
+            cure = f"source_options={{'index_members': [{self.column!r}]}}"
+            return f"the index column {self.column!r} is content of the shards, which no row has: {cure} makes values of it"
         if self._first_null is not None:
             return f"row {self._first_null} has no value in the index column {self.column!r}"
         name_of, physical, hashes = _namer(key), quote(key.physical), self._hashes

@@ -352,7 +352,8 @@ class IndexWriter:
         assert found == (first, first + self.num_rows - self._num_elsewhere)
         fields = {**self._schema.fields, **(types or {})}
         self._short_moments |= {name for name, field in (types or {}).items() if is_timestamp(field.type)}
-        columns = [typed(column, fields[name]) for name, column in self._columns.items()]
+        in_place = self._in_place
+        columns = [replace(typed(column, fields[name]), is_in_place=name in in_place) for name, column in self._columns.items()]
         for c in columns:
             values = (c.position, c.name, c.physical, c.arrow_field, c.type, c.declared, c.has_nan)
             db.execute("INSERT INTO columns VALUES (?, ?, ?, ?, ?, ?, ?)", values)
@@ -369,9 +370,9 @@ class IndexWriter:
             "created_at": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         }
         rule = {} if self.row_rule is None else {"row_rule": self.row_rule}
-        left = {IN_PLACE: json.dumps(sorted(self._in_place))} if self._in_place else {}
+        left = {IN_PLACE: json.dumps(sorted(in_place))} if in_place else {}
         db.executemany("INSERT INTO meta VALUES (?, ?)", {**own, **rule, **left, **meta}.items())
-        seen = [column for column in columns if column.name not in self._in_place]
+        seen = [column for column in columns if not column.is_in_place]
         shown = [in_view(column, with_all_digits=column.name in self._short_moments) for column in seen]
         for view in VIEWS:
             db.execute(f"CREATE VIEW {view} AS SELECT {', '.join([ROW, *shown])} FROM rows")

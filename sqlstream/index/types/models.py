@@ -90,6 +90,11 @@ class Column:
         return self.type == MEMBER.decode()
 
     @property
+    def is_content(self) -> bool:
+        """Its values lie in the files of the source, and cannot name rows: `rows` has their sizes, or NULL."""
+        return self.is_member or self.is_in_place
+
+    @property
     def expression(self) -> str:
         """Its value in `rows`, as SQL."""
         name = quote(self.physical)
