@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sqlstream.errors import ConfigError
+from sqlstream.storage.base import urls
 
 if TYPE_CHECKING:
     from sqlstream.index.types.models import IndexInfo
@@ -21,8 +22,14 @@ def find_indexes(dst: str) -> list[IndexInfo]:
 
     infos = list_indexes(Path(dst) / "index")
     if not infos:
-        raise ConfigError(f"{dst} holds no index: check the path, or build one with `sqlstream index build SRC {dst}`")
+        raise no_index(dst)
     return infos
+
+
+def no_index(dst: str) -> ConfigError:
+    """Return the error of a directory without an index; a source may be named in its place, with its password."""
+    shown = urls.redact(dst)
+    return ConfigError(f"{shown} holds no index: check the path, or build one with `sqlstream index build SRC {shown}`")
 
 
 def choose_index(dst: str, beginning: str | None) -> Path:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlstream.cli import export, measure
-from sqlstream.cli.choice import choose_index, find_indexes
+from sqlstream.cli.choice import choose_index, find_indexes, no_index
 from sqlstream.cli.options import Subcommands, add_command, add_group, add_storage_option, storage_options
 from sqlstream.cli.output import Size, percent, print_facts, print_json, print_table
 from sqlstream.config import IndexOptions, JoinOptions, LazyOptions, StorageOptions
@@ -223,7 +223,7 @@ def run_verify(options: argparse.Namespace) -> int:
 
     directory = Path(options.dst) / "index"
     if not directory.is_dir():
-        raise ConfigError(f"{options.dst} holds no index: check the path")
+        raise no_index(options.dst)
     problems, num_files = verify_indexes(directory, repair=options.repair)
     num_left = sum(not problem.repaired for problem in problems)
     if options.json:

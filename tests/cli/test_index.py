@@ -132,6 +132,14 @@ def test_info_where_no_index_is_names_the_cure(tmp_path: Path) -> None:
     assert not (tmp_path / "nothing").exists()
 
 
+@pytest.mark.parametrize("command", ["info", "verify"])
+def test_a_source_in_place_of_a_directory_is_named_without_its_password(command: str) -> None:
+    done = run("index", command, "postgresql://me:geheim@127.0.0.1/db")
+    assert done.returncode == 2
+    assert "postgresql://127.0.0.1/db holds no index" in done.stderr
+    assert "geheim" not in done.stderr
+
+
 def test_query_prints_a_table_json_or_csv(dst: Path) -> None:
     sql = 'SELECT "index", caption, score FROM dataframe ORDER BY score DESC'
     assert run_json("index", "query", dst, sql) == {
