@@ -240,3 +240,8 @@ def test_a_limit_of_more_bytes_than_64_bits_count_is_refused_and_whole_numbers_s
     for limit in (2**63, "8388608tb", 10**30):
         with pytest.raises(ConfigError, match=r"^cache_limit=.* is out of range: give less than 2\*\*63 bytes, or None"):
             parse_limit(limit, "cache_limit")
+
+
+def test_an_empty_prefix_of_paths_is_not_the_working_directory() -> None:
+    with pytest.raises(ConfigError, match=r"^path_prefix='' is empty: give a place, '\.' for the working directory"):
+        SourceOptions(path_prefix="")

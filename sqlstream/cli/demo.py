@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import hashlib
 import importlib
-import os
 import tempfile
 import time
 import traceback
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlstream.cli.cache import print_statistics
-from sqlstream.cli.options import Subcommands, add_command
+from sqlstream.cli.options import Subcommands, add_command, place
 from sqlstream.cli.output import Size, percent, print_facts, print_json
 from sqlstream.config import check_at_least
 from sqlstream.environment import bypass_proxies
@@ -81,7 +80,7 @@ def register(subcommands: Subcommands) -> None:
     parser.add_argument(
         "--dir",
         metavar="DIR",
-        type=os.path.expanduser,
+        type=place,
         help="cache directory to use and keep (default: one that is removed at the end)",
     )
 

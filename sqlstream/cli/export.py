@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlstream.cli.choice import choose_index
 from sqlstream.cli.export_config import ROW_GROUP_ROWS, read_config
-from sqlstream.cli.options import Subcommands, add_command, add_storage_option, storage_options
+from sqlstream.cli.options import Subcommands, add_command, add_storage_option, place, storage_options
 from sqlstream.cli.output import print_json, print_table
 from sqlstream.config import IndexOptions, StorageOptions
 from sqlstream.errors import ConfigError, MissingDependencyError, ObjectNotFoundError, StorageError
@@ -40,12 +40,12 @@ def register(group: Subcommands) -> argparse.ArgumentParser:
     """Declare the command and its options, and return its parser."""
     export = add_command(group, "export", run_export, "write the rows of an index, filtered, weighted, shuffled, split")
     export.add_argument(
-        "dst", metavar="DST", nargs="?", type=os.path.expanduser, help="the cache directory, as it is given to StreamingDataset"
+        "dst", metavar="DST", nargs="?", type=place, help="the cache directory, as it is given to StreamingDataset"
     )
     export.add_argument(
         "out",
         metavar="OUT",
-        type=os.path.expanduser,
+        type=place,
         nargs="?",
         help="the file (.parquet, .arrow, .csv, .jsonl); local, or a URL such as s3://…",
     )

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import csv
 import math
-import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlstream.cli import export, measure
 from sqlstream.cli.choice import choose_index, find_indexes, no_index
-from sqlstream.cli.options import Subcommands, add_command, add_group, add_storage_option, storage_options
+from sqlstream.cli.options import Subcommands, add_command, add_group, add_storage_option, place, storage_options
 from sqlstream.cli.output import Size, percent, print_facts, print_json, print_table
 from sqlstream.config import IndexOptions, JoinOptions, LazyOptions, StorageOptions
 from sqlstream.errors import ConfigError
@@ -60,9 +59,7 @@ def register(subcommands: Subcommands) -> None:
     push = add_command(group, "push", run_push, "put an index into a store that nodes share")
     pull = add_command(group, "pull", run_pull, "get an index out of a store that nodes share")
     for parser in (build, info, query, explain, verify, push, pull):
-        parser.add_argument(
-            "dst", metavar="DST", type=os.path.expanduser, help="the cache directory, as it is given to StreamingDataset"
-        )
+        parser.add_argument("dst", metavar="DST", type=place, help="the cache directory, as it is given to StreamingDataset")
     build.add_argument("--data-type", metavar="TYPE", help="for a directory: which kind of file makes a sample, e.g. image")
     build.add_argument(
         "--key-column", metavar="COL", help="column that names a sample (default: index, where it can; else the row number)"

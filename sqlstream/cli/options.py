@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,17 @@ def add_command(subcommands: Subcommands, name: str, run: Run, summary: str) -> 
     parser.add_argument("--traceback", action="store_true", help="on an error, print Python's traceback too")
     parser.set_defaults(run=run, parser=parser)
     return parser
+
+
+def place(text: str) -> str:
+    """Return the path, or the URL, of an argument, with `~` as the home directory.
+
+    Raises:
+        ArgumentTypeError: It is empty, as of a variable that is not set: neither `/` nor the working directory is meant.
+    """
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty: give a path")
+    return os.path.expanduser(text)
 
 
 def add_storage_option(parser: argparse.ArgumentParser) -> None:

@@ -195,6 +195,8 @@ class SourceOptions:
             value = getattr(self, name)
             if not (value is None or isinstance(value, str) or (name == "path_prefix" and isinstance(value, os.PathLike))):
                 raise ConfigError(f"{name}={value!r} is no text: give it as one, or leave it out")
+        if self.path_prefix is not None and not os.fspath(self.path_prefix):  # a variable that is not set, say
+            raise ConfigError("path_prefix='' is empty: give a place, '.' for the working directory, or leave it out")
         if self.encoding is not None:
             _check_encoding(self.encoding)
         for name, mark in (("delimiter", self.delimiter), ("quote_char", self.quote_char or None)):

@@ -86,6 +86,27 @@ def test_wrong_use_exits_with_2_and_says_how(words: list[str], capsys: pytest.Ca
     assert "usage: sqlstream" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["index", command, ""] for command in ("info", "query", "explain", "export", "push")),
+        *(["shards", command, ""] for command in ("info", "verify", "index")),
+        ["index", "measure", "", "cache"],
+        ["demo", "--dir", ""],
+    ],
+    ids=" ".join,
+)
+def test_an_empty_path_is_neither_the_root_nor_the_working_directory(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as exit_info:
+        main(words)
+    assert exit_info.value.code == 2
+    assert "it is empty: give a path" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_error_is_one_line_and_has_its_traceback_when_asked(tmp_path: Path) -> None:
     path = tmp_path / "no\ncache"
     plain = run("cache", "stats", path)

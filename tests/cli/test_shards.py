@@ -602,3 +602,12 @@ def test_rows_of_a_database_lie_in_no_directory(
     source = ("--sql", "SELECT * FROM t", "--cache", tmp_path / "cache", "--overwrite")
     code, text = shards(capsys, "write", f"sqlite:///{tmp_path}/rows.db", ".", "--format", "mds", *source)
     assert code == 0, text
+
+
+def test_a_link_that_leads_nowhere_is_a_shard_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.tar").symlink_to("nowhere")
+    assert main(["shards", "info", str(tmp_path), "--json"]) == 0
+    (shard,) = json.loads(capsys.readouterr().out)["shards"]
+    assert shard["bytes"] is None
+    assert main(["shards", "verify", str(tmp_path)]) == 1
+    assert f"there is no file {tmp_path}/a.tar" in capsys.readouterr().out

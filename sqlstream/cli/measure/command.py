@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
 from sqlstream.cli.measure.columns import Share, measure_columns
 from sqlstream.cli.measure.part import Measure
-from sqlstream.cli.options import Subcommands, add_command, add_storage_option, storage_options
+from sqlstream.cli.options import Subcommands, add_command, add_storage_option, place, storage_options
 from sqlstream.cli.output import print_facts, print_json
 from sqlstream.errors import ConfigError
 from sqlstream.storage.base import urls
@@ -20,7 +19,7 @@ def register(group: Subcommands) -> argparse.ArgumentParser:
     measure = add_command(
         group, "measure", run_measure, "compute columns once, such as lengths, as a table that later runs join"
     )
-    measure.add_argument("src", metavar="SRC", type=os.path.expanduser, help="the source, as it is given to StreamingDataset")
+    measure.add_argument("src", metavar="SRC", type=place, help="the source, as it is given to StreamingDataset")
     measure.add_argument("dst", metavar="DST", help="the cache directory, as it is given to StreamingDataset")
     measure.add_argument("--column", metavar="COL", nargs="+", required=True, help="columns that are computed")
     measure.add_argument(
@@ -42,9 +41,7 @@ def register(group: Subcommands) -> argparse.ArgumentParser:
         "--part", metavar="I/N", help="compute the I-th of N shares of the rows, on one of several machines; --merge joins them"
     )
     measure.add_argument("--merge", action="store_true", help="compute nothing: make the table of what --part runs have left")
-    measure.add_argument(
-        "--out", metavar="FILE", type=os.path.expanduser, help="where the table goes (default: DST/measured/…)"
-    )
+    measure.add_argument("--out", metavar="FILE", type=place, help="where the table goes (default: DST/measured/…)")
     measure.add_argument("--overwrite", action="store_true", help="compute all rows again")
     add_storage_option(measure)
     return measure

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sqlstream.cli.options import Subcommands, add_command, add_storage_option, storage_options
+from sqlstream.cli.options import Subcommands, add_command, add_storage_option, place, storage_options
 from sqlstream.cli.output import print_facts, print_json
 from sqlstream.cli.shards.opening import shard_reader
 from sqlstream.errors import ConfigError
@@ -25,11 +25,11 @@ def register(group: Subcommands) -> None:
         "tars",
         metavar="TAR",
         nargs="+",
-        type=os.path.expanduser,
+        type=place,
         help="tars, or directories of them: local or remote, with braces",
     )
     parser.add_argument(
-        "--wids", metavar="OUT", type=os.path.expanduser, help="the index to write; names are relative to it where they can be"
+        "--wids", metavar="OUT", type=place, help="the index to write; names are relative to it where they can be"
     )
     parser.add_argument("--name", metavar="NAME", default="", help="of the dataset, in the index of wids")
     parser.add_argument("--idx", action="store_true", help="write TAR.idx beside each tar, the offsets of its samples")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import os
 
-from sqlstream.cli.options import Subcommands, add_command, add_storage_option
+from sqlstream.cli.options import Subcommands, add_command, add_storage_option, place
 from sqlstream.cli.output import Size, print_facts, print_json, print_section
 from sqlstream.cli.shards.opening import shard_reader
 
@@ -19,7 +18,7 @@ def register(group: Subcommands) -> None:
     parser.add_argument(
         "src",
         metavar="SRC",
-        type=os.path.expanduser,
+        type=place,
         help="a directory, an index.json, or shards: local or remote, with braces",
     )
     add_storage_option(parser)
