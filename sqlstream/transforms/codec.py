@@ -28,6 +28,12 @@ _INFO = ("transparency", "exif", "icc_profile")
 """What an image says beside its pixels that changes them when it is converted, turned or shown."""
 _COMPLEX = " as pairs"
 """End of the names of tensors that are pairs of a real and an imaginary part."""
+_STORED = frozenset(
+    {torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32, torch.int64}
+    | {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64}
+    | {torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz}
+)
+"""Types that safetensors reads: others of 8 bits or less it writes and does not read, or torch cannot copy them."""
 _HEADER = 8
 """Bytes of a safetensors file that hold the length of its header."""
 
@@ -56,7 +62,7 @@ def encode_sample(sample: Sample) -> bytes:
             ) from error
     try:
         data: bytes = save(tensors, metadata={_MARK: json.dumps(document)})
-    except KeyError as error:
+    except KeyError as error:  # an older safetensors has fewer types
         raise TransformError(
             f"CacheTransform: a tensor of type {error.args[0]} cannot be stored, safetensors has no such type; "
             f"drop it before, or make it another type; {holds(sample)}"
@@ -141,6 +147,8 @@ def _keep(tensor: torch.Tensor, tensors: dict[str, torch.Tensor]) -> str:  # [..
     name = str(len(tensors))
     if tensor.dtype in (torch.complex32, torch.complex128):  # which safetensors does not have
         tensor, name = torch.view_as_real(tensor.resolve_conj()), f"{name}{_COMPLEX}"  # [..., 2]
+    if tensor.dtype not in _STORED:
+        raise TypeError(f"safetensors has no tensors of {tensor.dtype}, whose bytes x.view(torch.uint8) has")
     tensors[name] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)  # safetensors refuses shared memory
     return name
 

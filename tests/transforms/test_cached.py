@@ -201,8 +201,14 @@ def test_complex_numbers_of_every_width_come_back_and_types_that_safetensors_lac
     back = decode_sample(encode_sample({"x": np.array([1 + 2j]), "y": turned, "z": np.complex128(5j)}))
     assert (back["x"].dtype, back["x"].tolist(), back["z"], type(back["z"])) == (complex, [1 + 2j], 5j, np.complex128)
     assert torch.equal(back["y"], turned.resolve_conj())
-    with pytest.raises(TransformError, match=r"torch\.bits8 cannot be stored"):
-        encode_sample({"x": torch.empty(2, dtype=torch.bits8)})
+    for name in ("bits8", "int4", "float4_e2m1fn_x2", "float8_e8m0fnu"):
+        kind = getattr(torch, name)
+        with pytest.raises(TransformError, match=rf"field 'x' cannot be stored: safetensors has no tensors of {kind}, whose"):
+            encode_sample({"x": torch.zeros(2, dtype=torch.uint8).view(kind)})
+    for kind in (torch.float8_e4m3fn, torch.float8_e5m2fnuz, torch.uint64):
+        kept = torch.arange(8, dtype=torch.uint8).view(kind)  # [n]
+        found = decode_sample(encode_sample({"x": kept}))["x"]  # [n]
+        assert (found.dtype, found.view(torch.uint8).tolist()) == (kind, [*range(8)])
 
 
 def test_the_generator_is_not_stored_and_what_cannot_be_is_named() -> None:
