@@ -76,6 +76,15 @@ def test_wildcards_mean_what_shells_mean(pattern: str, name: str, expected: bool
     assert bool(matcher(pattern).fullmatch(name)) is expected
 
 
+def test_marks_of_web_addresses_are_parts_of_names_in_object_stores(tmp_path: Path) -> None:
+    write_table(tmp_path / "a#1/x#?.csv", [{"index": 1}])
+    (tmp_path / "a#1/list.txt").write_text("x#?.csv\n")
+    for src in ("**/*.csv", "a#1/x#?.csv", "a#1/list.txt"):
+        index = build(tmp_path, f"s3://bucket/{src}", FolderReader(tmp_path))
+        assert all_rows(index) == [{"index": 1}]
+        assert index.resolve("y#") == ("s3://bucket/y#" if src.startswith("*") else "s3://bucket/a#1/y#")
+
+
 @pytest.mark.parametrize("where", ["local", "remote"])
 def test_a_list_of_paths_keeps_its_order_and_resolves_against_itself(where: str, tmp_path: Path) -> None:
     write_table(tmp_path / "d/b.csv", [{"index": 1}])

@@ -202,7 +202,7 @@ def shown(written: str) -> str:
 
 
 def parent(url: str) -> str:
-    """Return the directory of `url`, without a slash at its end (but for the root), without query and fragment.
+    """Return the directory of `url`, without a slash at its end (but for the root), of a web address without its query.
 
     Example:
         >>> parent("s3://bucket/a/x.csv"), parent("s3://bucket/x"), parent("/x.csv"), parent("x.csv")
@@ -211,7 +211,7 @@ def parent(url: str) -> str:
     if is_command(url):  # what it names lies where it runs
         return "."
     head, separator, tail = url.rpartition("://")
-    path = PurePosixPath(_without_query(url) if not separator else _without_query(url)[len(head) + 3 :])
+    path = PurePosixPath(named(url) if not separator else named(url)[len(head) + 3 :])
     if not separator:
         return str(path.parent)
     if tail.startswith("/"):  # file:///data/x
@@ -307,6 +307,16 @@ def redact_text(text: str) -> str:
 
 def _without_query(url: str) -> str:
     return re.split(r"[?#]", url, maxsplit=1)[0] if is_remote(url) and not is_command(url) else url
+
+
+def named(url: str) -> str:
+    """Return what of a URL or path names a file: all of it, but what a web address has behind a `?` or `#`.
+
+    Example:
+        >>> named("https://host/s.tar?sig=x"), named("s3://bucket/c#/s?.tar")
+        ('https://host/s.tar', 's3://bucket/c#/s?.tar')
+    """
+    return re.split(r"[?#]", url, maxsplit=1)[0] if _WEB.match(url) else url
 
 
 def spells_exactly(url: str) -> bool:

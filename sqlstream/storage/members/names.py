@@ -28,16 +28,6 @@ class Named(Protocol):
 Member = TypeVar("Member", bound=Named)
 
 
-def named(url: str) -> str:
-    """Return what of a URL or path names a file: all of it, but what a web address has behind a `?` or `#`.
-
-    Example:
-        >>> named("https://host/s.tar?sig=x"), named("s3://bucket/c#/s?.tar")
-        ('https://host/s.tar', 's3://bucket/c#/s?.tar')
-    """
-    return re.split(r"[?#]", url, maxsplit=1)[0] if urls.scheme(url) in ("http", "https") else url
-
-
 def tar_extension(url: str) -> str:
     """Return the extension of a TAR archive, in lower case; empty: by its name it is none.
 
@@ -45,7 +35,7 @@ def tar_extension(url: str) -> str:
         >>> tar_extension("s3://bucket/s-000.tar"), tar_extension("https://host/S.TAR.GZ?sig=x"), tar_extension("s.zip")
         ('.tar', '.tar.gz', '')
     """
-    found = _TAR.search(named(url))
+    found = _TAR.search(urls.named(url))
     return "" if found is None else found[0].lower()
 
 

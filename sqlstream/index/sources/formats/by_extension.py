@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
@@ -44,10 +43,10 @@ def format_of(url: str) -> str:
         >>> format_of("s3://bucket/a.csv.gz"), format_of("a.parquet"), format_of("a.tar.gz")
         ('.csv', '.parquet', '.gz')
     """
-    last = urls.extension(url)
+    name = url if "::" in url else urls.named(url).rstrip("/").rpartition("/")[2]  # of a chain the member has the name
+    last = urls.extension(name)
     if last in COMPRESSED:
-        bare = re.split(r"[?#]", url, maxsplit=1)[0] if urls.is_remote(url) else url
-        inner = urls.extension(bare[: -len(last)])
+        inner = urls.extension(name[: -len(last)])
         if inner in _TEXT:
             return inner
     return last
@@ -72,7 +71,7 @@ def wildcard_with(path: str) -> str:
 def check_table(url: str, src: str) -> None:
     """Raise ConfigError unless `url`, a part of the source `src`, is a table file."""
     if not is_table(url):
-        found = urls.extension(url)
+        found = format_of(url)[0]
         what = f"has the unknown extension {found!r}" if found else "has no extension"
         of_source = "" if url == src else f" (in {urls.redact(src)})"
         raise ConfigError(

@@ -13,6 +13,7 @@ from sqlstream.config import IndexOptions
 from sqlstream.errors import ConfigError, ObjectNotFoundError, SourceError
 from sqlstream.index.sources.base.access import local_copy, named_errors, stat_file
 from sqlstream.index.sources.base.byte_source import ByteSource, LocalBytes, bytes_of
+from sqlstream.index.sources.formats.by_extension import format_of
 from sqlstream.index.sources.places.path_list import list_files
 from sqlstream.index.sources.plan.parts import ShardPart, Temporary
 from sqlstream.index.sources.shards.layout import ShardLayout
@@ -74,7 +75,7 @@ def find_index(src: str, data_type: str | None, temporary: Temporary, remote: Re
 
 
 def _index_file(src: str, data_type: str | None, remote: RemoteReader) -> SourceFile | None:
-    if urls.extension(src) == ".json":
+    if format_of(src) == (".json", None):
         return stat_file(src, remote)
     is_directory = src.endswith("/") or (not urls.is_remote(src) and os.path.isdir(urls.local_path(src)))
     if data_type is not None or not is_directory:

@@ -12,7 +12,7 @@ from sqlstream.index.sources.shards.tar_shard import TarShard
 from sqlstream.index.sources.shards.zip_shard import ZipShard
 from sqlstream.storage.base import urls
 from sqlstream.storage.members import braces
-from sqlstream.storage.members.names import named, tar_extension
+from sqlstream.storage.members.names import tar_extension
 from sqlstream.storage.members.records import EXTENSIONS
 
 _ZIP = re.compile(r"\.zip$", re.IGNORECASE)
@@ -30,7 +30,7 @@ def layout_of(url: str, label_column: str | None = None, index_members: tuple[st
         >>> layout_of("s3://bucket/train-000.tar") == TarShard(), layout_of("photos.zip") == ZipShard(), layout_of("a.csv")
         (True, True, None)
     """
-    name = named(url)
+    name = urls.named(url)
     if urls.is_command(url) or tar_extension(url):
         return TarShard(index_members=index_members)
     if (layout := EXTENSIONS.get(urls.extension(name.rpartition("/")[2]))) is not None:
