@@ -50,6 +50,18 @@ def find_world() -> World | None:
     return World(rank=rank, world_size=world_size, local_rank=rank, local_world_size=world_size)
 
 
+def read_local_rank() -> int:
+    """Return which of the trainers of its machine this one is, as its launcher says: a GPU may be chosen by it.
+
+    Raises:
+        ConfigError: The launcher's variables contradict each other, or are half there.
+    """
+    world, launcher = read_world(), read_launcher_rank(must_be_whole=False)
+    if launcher is None or launcher.local_rank is None or launcher.rank != world.rank:
+        return world.local_rank
+    return launcher.local_rank
+
+
 def world_of_mesh(mesh: Any, dimension: str) -> World:
     """Return this process's place along one dimension of a DeviceMesh, which ranks that differ in other dimensions share.
 
@@ -153,7 +165,10 @@ def _initialised_torch_distributed() -> Any | None:
 
 
 def _world_of(launcher: LauncherRank) -> World:
-    """Return the place that a launcher told, with what it left out worked out for nodes that are alike."""
+    """Return the place that a launcher told, with what it left out worked out for nodes that are alike.
+
+    Without a node, the place there goes by the rank, too: Open MPI may deal ranks to nodes in turn, and no two have one place.
+    """
     rank, world_size = launcher.rank, launcher.world_size
     num_nodes, local_world_size = launcher.num_nodes, launcher.local_world_size
     if local_world_size is None:
@@ -161,7 +176,7 @@ def _world_of(launcher: LauncherRank) -> World:
     if num_nodes is None:
         num_nodes = -(-world_size // local_world_size) if local_world_size > 0 else 1
     is_one_node = num_nodes == 1
-    local_rank = launcher.local_rank
+    local_rank = None if launcher.node is None else launcher.local_rank
     return World(
         rank=rank,
         world_size=world_size,

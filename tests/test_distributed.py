@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sqlstream.distributed import agree_on_seed, read_world
+from sqlstream.distributed import agree_on_seed, read_local_rank, read_world
 from sqlstream.errors import ConfigError
 from sqlstream.world import World
 from tests.processes import start_script
@@ -98,6 +98,17 @@ def test_slurm_ranks_dealt_to_nodes_in_turn_keep_their_node(monkeypatch: pytest.
     set_all(monkeypatch, SLURM | {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"})
     world = read_world()
     assert (world.rank, world.node, world.local_rank) == (3, 1, 1)
+
+
+def test_open_mpi_ranks_dealt_to_nodes_in_turn_have_places_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    places = set()
+    for rank in range(6):
+        told = {"SIZE": "6", "RANK": str(rank), "LOCAL_SIZE": "2", "LOCAL_RANK": str(rank // 3)}
+        set_all(monkeypatch, {f"OMPI_COMM_WORLD_{name}": value for name, value in told.items()})
+        world = read_world()
+        places.add((world.node, world.local_rank))
+        assert (world.num_nodes, world.local_world_size, read_local_rank()) == (3, 2, rank // 3)
+    assert len(places) == 6
 
 
 def test_rank_and_world_size_alone_mean_one_node(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, distributed
 
-from sqlstream.distributed import read_world
+from sqlstream.distributed import read_local_rank, read_world
 from sqlstream.errors import ConfigError
 
 __all__ = [
@@ -40,7 +40,7 @@ def get_world_size() -> int:
 
 def get_local_rank() -> int:
     """Return the rank of this process on its node."""
-    return read_world().local_rank
+    return read_local_rank()
 
 
 def get_local_world_size() -> int:
