@@ -82,6 +82,9 @@ def test_a_url_whose_host_is_not_clear_is_no_place_and_belongs_to_nothing() -> N
 @pytest.mark.parametrize(
     ("url", "entry", "expected"),
     [
+        ("https://[::1]:8443/x", "[::1]:8443", True),
+        ("https://[::1]:8443/x", "[::1]:8444", False),
+        ("http://nas:8443/x", "NAS:8443", True),
         ("https://api.example.org/x", "api.example.org", True),
         ("https://api.example.org:8443/x", "api.example.org", True),
         ("https://api.example.org:8443/x", "api.example.org:443", False),

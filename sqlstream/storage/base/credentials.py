@@ -113,6 +113,8 @@ def belongs_to(place: str, listed: Iterable[str]) -> bool:
         if "://" in entry:
             if fnmatchcase(place, place_of(entry)):
                 return True
-        elif any(fnmatchcase(name, entry.rstrip("/").lower() if "." in entry else entry.rstrip("/")) for name in names):
+            continue
+        written = entry.rstrip("/").replace("[", "").replace("]", "")  # places have addresses of IPv6 without brackets
+        if any(fnmatchcase(name, form) for name in names for form in (written, written.lower())):
             return True
     return False
