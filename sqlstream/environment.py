@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import site
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,8 +44,15 @@ def bypass_proxies(host: str) -> None:
 
 
 def child_environment() -> dict[str, str]:
-    """Return the environment for a Python child that imports the same `sqlstream` as we do."""
+    """Return the environment for a Python child that imports the same `sqlstream` as we do.
+
+    Where packages are installed a child looks by itself, behind the standard library: in PYTHONPATH they would come before it,
+    and old backports (`pathlib`, `argparse`, `asyncio`) in its place.
+    """
     package_root, inherited = str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH")
+    installed = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
+    if package_root in map(os.path.realpath, installed):
+        return dict(os.environ)
     return {**os.environ, "PYTHONPATH": f"{package_root}{os.pathsep}{inherited}" if inherited else package_root}
 
 

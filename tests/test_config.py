@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import pwd
+import site
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import sqlstream
 from sqlstream import StreamingDataset
 from sqlstream.config import (
     AspectBuckets,
@@ -33,7 +36,7 @@ from sqlstream.config import (
     parse_duration,
     parse_limit,
 )
-from sqlstream.environment import default_cache_directory
+from sqlstream.environment import child_environment, default_cache_directory
 from sqlstream.errors import ConfigError
 from sqlstream.storage.base.identity import Identity
 
@@ -105,6 +108,14 @@ def test_a_user_without_a_home_directory_is_told_to_name_the_cache(monkeypatch: 
     with pytest.raises(ConfigError, match="no home directory for a cache: give dst, or set SQLSTREAM_CACHE"):
         default_cache_directory()
     assert Identity(StorageOptions()).prefix("s3://bucket/key") == ""
+
+
+def test_packages_that_are_installed_come_behind_the_standard_library_of_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/own")
+    root = str(Path(sqlstream.__file__).parents[1])
+    assert child_environment()["PYTHONPATH"].split(os.pathsep) == [root, "/own"]
+    monkeypatch.setattr(site, "getsitepackages", lambda: [root])
+    assert child_environment()["PYTHONPATH"] == "/own"
 
 
 def test_options_are_frozen() -> None:
