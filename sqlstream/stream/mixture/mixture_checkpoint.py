@@ -16,6 +16,7 @@ from sqlstream.stream.run.mixture_state import MixturePart
 from sqlstream.stream.run.positions import JobPosition, RunPosition
 from sqlstream.stream.run.schedule import Schedule
 from sqlstream.stream.run.state import COMPARED, StreamPart, StreamState
+from sqlstream.stream.run.weighting import Change, Weighting
 
 CONTINUE = "continue"
 """`streams=`: streams that the state does not have begin, and those that the run does not have pause."""
@@ -99,13 +100,13 @@ def load_mixture(
         _check(run, state, state.mixture, state.streams, goes_on=is_changed, anew=anew)
         if is_changed:
             _check_place(state)
+        restored = restored_weights({name: stream.schedule for name, stream in run.streams.items()}, state.streams, anew)
     except BaseException:
         run.lanes = lanes
         run.settle()
         raise
-    for name, part in state.streams.items():
-        if name in run.streams and name not in anew:
-            row_weights(run.streams[name].schedule).restore(part.weights)
+    for weights, row_changes in restored:
+        weights.take(row_changes)
     run.away = {name: part for name, part in state.streams.items() if name not in run.streams}
     if not is_changed:
         run.mixing.restore(state.mixture.changes)
@@ -205,6 +206,18 @@ def _check_place(state: StreamState) -> None:
             f"num_canonical_nodes={state.num_canonical_nodes} parts, so streams cannot come or go: take it after a step whose "
             "sample_in_epoch they divide, or at the end of an epoch"
         )
+
+
+def restored_weights(
+    schedules: Mapping[str, Schedule], parts: Mapping[str, StreamPart], anew: set[str]
+) -> list[tuple[Weighting, tuple[Change, ...]]]:
+    """Return the changes of the rows' weights that streams have in a state, to be taken once all of it is right.
+
+    Raises:
+        StateError: One was given as an array, and the stream was made without it.
+    """
+    kept = [(row_weights(schedules[name]), part) for name, part in parts.items() if name in schedules and name not in anew]
+    return [(weights, weights.restored(part.weights)) for weights, part in kept]
 
 
 def part_of(stream: Schedule, drawn: int, *, by_content: bool | None = None) -> StreamPart:

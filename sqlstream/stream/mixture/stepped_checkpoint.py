@@ -9,10 +9,9 @@ from typing import Any
 from sqlstream.config import flag_of
 from sqlstream.errors import StateError
 from sqlstream.stream.mixture.mixing import held_from
-from sqlstream.stream.mixture.mixture_checkpoint import have_same_weights, part_of, restarted
+from sqlstream.stream.mixture.mixture_checkpoint import have_same_weights, part_of, restarted, restored_weights
 from sqlstream.stream.mixture.stepped_run import SteppedRun, StepPlace
 from sqlstream.stream.mixture.stepped_state import SteppedPart, SteppedState
-from sqlstream.stream.run.checkpoint import row_weights
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +61,8 @@ def load_stepped(run: SteppedRun, saved: Mapping[str, Any], *, strict: bool, str
         ConfigError: `streams` is unknown, or ranks do not divide what the state says.
     """
     state = SteppedState.from_dict(saved)
-    anew = restarted(run.names, streams, {name: part.part for name, part in state.streams.items()})
+    parts = {name: part.part for name, part in state.streams.items()}
+    anew = restarted(run.names, streams, parts)
     is_changed = streams is not None and (bool(anew) or not _is_as_it_was(run, state))
     try:
         _check(run, state, goes_on=is_changed, anew=anew)
@@ -80,13 +80,13 @@ def load_stepped(run: SteppedRun, saved: Mapping[str, Any], *, strict: bool, str
     try:
         run.settle()
         place = _place(run, state, strict=strict, goes_on=is_changed)
+        restored = restored_weights(run.schedules, parts, anew)
     except BaseException:
         run.lanes, run.begun = before
         run.settle()
         raise
-    for name, part in state.streams.items():
-        if name in run.schedules and name not in anew:
-            row_weights(run.schedules[name]).restore(part.part.weights)
+    for weights, row_changes in restored:
+        weights.take(row_changes)
     run.away = {name: part for name, part in state.streams.items() if name not in run.schedules}
     if not is_changed:
         run.mixing.restore([{"epoch": 0, "sample": change["step"], **_without_step(change)} for change in state.changes])

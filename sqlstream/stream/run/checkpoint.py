@@ -62,7 +62,8 @@ def load_state(schedule: Schedule, saved: Mapping[str, object], *, strict: bool)
             schedule.fit_ranks(state.rank_multiple)
         state.check(save_state(schedule, 0, by_content=state.content is not None))
         if state.fingerprint is not None:
-            row_weights(schedule).restore(state.weights)
+            weights = row_weights(schedule)
+            weights.take(weights.restored(state.weights))
         batches = schedule.steps.batches
         if batches is not None and batches.num_lanes is not None:  # a step may be cut at a lane, where not all ranks can begin
             schedule.steps.partition(state.epoch, schedule.world, state.sample_in_epoch)

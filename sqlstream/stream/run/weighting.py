@@ -132,14 +132,14 @@ class Weighting:
         """Return all changes, JSON-able; see `Change.to_state`."""
         return [change.to_state(by_content=by_content) for change in self.changes]
 
-    def restore(self, state: Sequence[Mapping[str, Any]]) -> None:
-        """Take over the changes of a state; tables that are not on this node are made.
+    def restored(self, state: Sequence[Mapping[str, Any]]) -> tuple[Change, ...]:
+        """Return the changes of a state, for `take`; tables that are not on this node are made.
 
         Raises:
             StateError: One was given as an array, and the dataset was made without it.
         """
         if list(state) in (self.to_state(), self.to_state(by_content=True)):
-            return
+            return self.changes
         known = {name: change for change in self.changes for name in (change.fingerprint, change.digest)}
         restored = []
         for entry in state:
@@ -158,7 +158,12 @@ class Weighting:
         late = [change for change in restored if (change.epoch, change.sample) > _START]
         if (begun := restored[: len(restored) - len(late)]) and begun[-1].fingerprint != self._made_with.fingerprint:
             late.insert(0, begun[-1])
-        self._write((self._made_with, *late) if begun else tuple(late))
+        return (self._made_with, *late) if begun else tuple(late)
+
+    def take(self, changes: tuple[Change, ...]) -> None:
+        """Replace all changes by those of a state."""
+        if changes != self.changes:
+            self._write(changes)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
