@@ -113,6 +113,22 @@ def test_a_state_of_another_budget_is_refused(runs: Any) -> None:
         other.load(run.state())
 
 
+def test_a_state_that_is_refused_leaves_the_batches_of_the_ranks_of_now(tmp_path: Path) -> None:
+    """They were multiples of the ranks of the state, for a run that began anew."""
+
+    def loader_of(num_rows: int, num_ranks: int) -> StreamingDataLoader:
+        batches = Buckets("number % 2", global_batch_tokens=9, tokens=lambda _: 1)
+        world = World(rank=0, world_size=num_ranks, local_world_size=num_ranks)
+        rows = [{"number": number} for number in range(num_rows)]
+        dataset = StreamingDataset(rows, tmp_path / "cache", shuffle_seed=1, batches=batches, world=world, show_progress=False)
+        return StreamingDataLoader(dataset, collate_fn=lambda samples: [sample["number"] for sample in samples])
+
+    state, want, loader = loader_of(60, 2).state_dict(), list(loader_of(40, 1)), loader_of(40, 1)
+    with pytest.raises(StateError, match="it was 60, and is 40"):
+        loader.load_state_dict(state)
+    assert list(loader) == want
+
+
 def test_samples_that_are_skipped_leave_batches_of_one_bucket(runs: Any) -> None:
     def fail(sample: dict[str, Any]) -> dict[str, Any]:
         if sample["row"] % 4 == 1:

@@ -57,19 +57,35 @@ def load_state(schedule: Schedule, saved: Mapping[str, object], *, strict: bool)
         StateError: It is the state of another one.
     """
     state = StreamState.from_dict(saved)
-    if flag_of("strict", strict):
-        if state.rank_multiple is not None and state.shuffle_seed == schedule.identity.shuffle_seed:
-            schedule.fit_ranks(state.rank_multiple)
-        state.check(save_state(schedule, 0, by_content=state.content is not None))
-        if state.fingerprint is not None:
-            weights = row_weights(schedule)
-            weights.take(weights.restored(state.weights))
-        batches = schedule.steps.batches
-        if batches is not None and batches.num_lanes is not None:  # a step may be cut at a lane, where not all ranks can begin
-            schedule.steps.partition(state.epoch, schedule.world, state.sample_in_epoch)
-        go_on(schedule, state)
+    if not flag_of("strict", strict):
+        go_on_roughly(schedule, state)
         return
-    go_on_roughly(schedule, state)
+    multiple, changes = schedule.rank_multiple, row_weights(schedule).changes
+    try:
+        _take_over(schedule, state)
+    except BaseException:  # a run that begins anew has the batches and weights of before
+        if multiple is not None:
+            schedule.fit_ranks(multiple)
+        row_weights(schedule).take(changes)
+        raise
+    go_on(schedule, state)
+
+
+def _take_over(schedule: Schedule, state: StreamState) -> None:
+    """Take over what decides the order of a state's run.
+
+    Raises:
+        StateError: It is the state of another one.
+    """
+    if state.rank_multiple is not None and state.shuffle_seed == schedule.identity.shuffle_seed:
+        schedule.fit_ranks(state.rank_multiple)
+    state.check(save_state(schedule, 0, by_content=state.content is not None))
+    if state.fingerprint is not None:
+        weights = row_weights(schedule)
+        weights.take(weights.restored(state.weights))
+    batches = schedule.steps.batches
+    if batches is not None and batches.num_lanes is not None:  # a step may be cut at a lane, where not all ranks can begin
+        schedule.steps.partition(state.epoch, schedule.world, state.sample_in_epoch)
 
 
 def row_weights(schedule: Schedule) -> Weighting:
