@@ -55,6 +55,24 @@ def test_values_and_multiples_are_given_by_name() -> None:
         PaddingCollate(multiple_of=0)
 
 
+def test_a_number_that_the_type_of_a_field_cannot_hold_is_an_error() -> None:
+    """Labels of uint8 were padded with 156, which is a class."""
+    for kind, values, pad in (
+        (torch.uint8, None, "-100"),
+        (torch.bool, {"labels": 2}, "2"),
+        (torch.int64, {"labels": 0.5}, "0.5"),
+    ):
+        samples = [{"labels": torch.ones(length, dtype=kind)} for length in (1, 2)]  # [n]
+        with pytest.raises(TransformError, match=rf"field 'labels' is padded with {pad}, which {kind} cannot hold"):
+            PaddingCollate(values)(samples)
+
+
+def test_lengths_that_samples_have_stay_theirs() -> None:
+    samples = [{"ids": torch.ones(length), "ids_lengths": 10 * length} for length in (1, 2)]  # [n]
+    batch = PaddingCollate()(samples)
+    assert (batch["ids"].tolist(), batch["ids_lengths"].tolist()) == ([[1, 0], [1, 1]], [10, 20])
+
+
 def test_tensors_that_differ_in_another_dimension_are_an_error() -> None:
     with pytest.raises(TransformError, match=r"field 'x' cannot be stacked: it has shape \(2, 3\) in sample 0"):
         PaddingCollate()([{"x": torch.ones(2, 3)}, {"x": torch.ones(3, 2)}])

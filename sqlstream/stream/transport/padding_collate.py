@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from sqlstream.errors import ConfigError
+from sqlstream.errors import ConfigError, TransformError
 from sqlstream.stream.transport.packed_collate import batch_of, stacked
 
 PAD_VALUES: Mapping[str, int] = {"labels": -100}
@@ -19,8 +19,8 @@ PAD_VALUES: Mapping[str, int] = {"labels": -100}
 class PaddingCollate:
     """Stacks tensors; where those of a field differ in their first dimension alone, they are padded to the longest.
 
-    The batch then also has `<field>_lengths`, int64 `[b]`. A `StreamingDataLoader` takes it by itself where samples of a bucket
-    have several lengths (`Buckets("num_tokens", Lengths(…), …)`).
+    The batch then also has `<field>_lengths`, int64 `[b]`, unless samples have a field of that name. A `StreamingDataLoader`
+    takes it by itself where samples of a bucket have several lengths (`Buckets("num_tokens", Lengths(…), …)`).
 
     Args:
         pad_values: What a field is padded with; all others with 0, and `labels` with -100.
@@ -28,6 +28,7 @@ class PaddingCollate:
 
     Raises:
         ConfigError: `multiple_of` is no number of 1 or more.
+        TransformError: In a batch: the type of a field cannot hold what it is padded with.
 
     Example:
         >>> batch = PaddingCollate()([{"ids": torch.tensor([1, 2])}, {"ids": torch.tensor([3])}])
@@ -57,12 +58,28 @@ class PaddingCollate:
                 assert value is not None, "they are tensors"
                 sample[field] = self._padded(field, value, longest)  # [longest, ...]
             lengths[f"{field}_lengths"] = torch.tensor(sizes)  # [b]
-        return batch_of(padded, stacked) | lengths
+        batch = batch_of(padded, stacked)
+        return batch | {name: sizes for name, sizes in lengths.items() if name not in batch}
 
     def _padded(self, field: str, value: torch.Tensor, length: int) -> torch.Tensor:  # [n, ...] -> [length, ...]
-        whole = value.new_full((length, *value.shape[1:]), self._pad_values.get(field, 0))  # [length, ...]
+        pad = self._pad_values.get(field, 0)
+        if not _can_hold(value.dtype, pad):
+            raise TransformError(
+                f"field {field!r} is padded with {pad}, which {value.dtype} cannot hold: give it another type by a transform, "
+                f"or use PaddingCollate({{{field!r}: …}})",
+                field=field,
+            )
+        whole = value.new_full((length, *value.shape[1:]), pad)  # [length, ...]
         whole[: len(value)] = value  # [n, ...]
         return whole
+
+
+def _can_hold(dtype: torch.dtype, number: float) -> bool:
+    """Return whether tensors of a type can have a number, which would become another one else."""
+    if dtype.is_floating_point or dtype.is_complex:
+        return True
+    least, most = (0, 1) if dtype is torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+    return number % 1 == 0 and least <= number <= most
 
 
 def _tensor(value: Any) -> torch.Tensor | None:
