@@ -39,7 +39,7 @@ class RandomMix(IterableDataset[Any]):
 
     Args:
         datasets: The datasets.
-        probs: Weight of each; None: the same.
+        probs: Weight of each; None: the same. Where all that are left have 0, they come in turn, the first one first.
         longest: Go on until all have ended, without those that have; False: end with the first one.
     """
 
@@ -51,7 +51,7 @@ class RandomMix(IterableDataset[Any]):
         sources = [iter(dataset) for dataset in self.datasets]
         weights = [1.0] * len(sources) if self.probs is None else list(self.probs)
         while sources:
-            (at,) = random.choices(range(len(sources)), weights)
+            at = random.choices(range(len(sources)), weights)[0] if any(weights) else 0
             try:
                 yield next(sources[at])
             except StopIteration:

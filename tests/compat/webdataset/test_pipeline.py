@@ -439,6 +439,7 @@ def test_mixtures_of_pipelines_run_as_they_are(tmp_path: Path) -> None:
         other = dataset.map(doubled).slice(2)
         assert list(wds.RoundRobin([dataset.slice(3), other])) == [0, 0, 1, 2, 2]
         assert list(wds.RoundRobin([dataset.slice(3), other], longest=True)) == [0, 0, 1, 2, 2]
+        assert len(list(wds.RandomMix([dataset.slice(3), dataset.slice(2)], [1, 0], longest=True))) == 5
         mixed = list(wds.RandomMix([dataset.slice(3), other], [1, 2], longest=True))
         assert sorted(mixed) == [0, 0, 1, 2, 2]
         assert list(wds.DataPipeline(wds.RandomMix([dataset], longest=True), wds.batched(16, None))) == [
