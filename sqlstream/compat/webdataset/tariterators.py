@@ -44,6 +44,7 @@ class FromRow(EachSample):
     Args:
         select_files: Says for the name of a member whether it is wanted.
         rename_files: Returns another name of a member.
+        handler: What becomes of a member that one of them fails on.
     """
 
     name = "tarfile_to_samples"
@@ -52,9 +53,10 @@ class FromRow(EachSample):
         self,
         select_files: Callable[[str], Any] | None = None,
         rename_files: Callable[[str], str] | None = None,
+        handler: Handler = reraise_exception,
     ) -> None:
         super().__init__()
-        self.select_files, self.rename_files = select_files, rename_files
+        self.select_files, self.rename_files, self._of_members = select_files, rename_files, handler
         self.calls_given_code = select_files is not None or rename_files is not None
         self._looks = shared_bytes(2) if self.calls_given_code else None  # [2]
         """No member of a sample was wanted; a member of one was. Workers of a loader, which make its samples, write there."""
@@ -67,9 +69,10 @@ class FromRow(EachSample):
         return self._looks is not None and self._looks.tolist() == [1, 0]
 
     @property
-    def given(self) -> tuple[Callable[[str], Any], ...]:
+    def given(self) -> tuple[Callable[..., Any], ...]:
         """Its functions."""
-        return tuple(some for some in (self.select_files, self.rename_files) if some is not None)
+        handler = None if is_known(self._of_members) else self._of_members
+        return tuple(some for some in (self.select_files, self.rename_files, handler) if some is not None)
 
     def take(self, sample: Any) -> Any:
         """Return the sample, or drop it where no part of it is wanted."""
@@ -87,20 +90,30 @@ class FromRow(EachSample):
     def _selected(self, sample: dict[str, Any]) -> Any:
         made: dict[str, Any] = {name: sample.pop(name) for name in ("__key__", "__url__", "__local_path__") if name in sample}
         parts = self._named(made, sample)
+        if parts is None:
+            return Outcome.STOPPED
         if self._looks is not None and bool(parts) not in self._noted:
             self._noted.add(bool(parts))
             self._looks[int(bool(parts))] = 1
         return {**made, **parts} if parts else Outcome.DROPPED
 
-    def _named(self, made: dict[str, Any], parts: dict[str, Any]) -> dict[str, Any]:
-        """Return the parts whose members are wanted, under their other names; a new key is put into the sample."""
+    def _named(self, made: dict[str, Any], parts: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the parts whose members are wanted, under their other names; a new key is put into the sample.
+
+        None: the handler ends the iteration.
+        """
         found: dict[str, Any] = {}
         keys = set[str]()
         for extension, value in parts.items():
             name = f"{made['__key__']}.{extension}"
-            if self.rename_files is not None:
-                name = self.rename_files(name)
-            if self.select_files is not None and not self.select_files(name):
+            try:
+                name = name if self.rename_files is None else self.rename_files(name)
+                is_wanted = self.select_files is None or self.select_files(name)
+            except Exception as error:
+                if self._of_members(error):
+                    continue
+                return None
+            if not is_wanted:
                 continue
             key, renamed = base_plus_ext(name)
             if key is None or renamed is None:
@@ -137,7 +150,7 @@ class TarfileToSamples(PipelineStage):
         self.handler = handler
         self.options: dict[str, Any] = {}
         """Parameters of a dataset of a shard, where it runs as it is."""
-        self.from_row = FromRow(select_files, rename_files)
+        self.from_row = FromRow(select_files, rename_files, handler)
 
     @property
     def goes_on(self) -> bool:

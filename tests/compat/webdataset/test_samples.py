@@ -83,6 +83,27 @@ def test_archives_that_webdataset_cannot_read_are_read(name: str, folder: Path) 
         assert len(list(dataset)) > 0
 
 
+@pytest.mark.parametrize("runs_as_it_is", [False, True])
+def test_a_member_that_select_files_fails_on_goes_by_the_handler(runs_as_it_is: bool, tmp_path: Path) -> None:
+    with wds.TarWriter(tmp_path / "a.tar") as writer:
+        for number in range(3):
+            writer.write({"__key__": str(number), "cls": number, f"x{number}": b"1"})
+
+    def wanted(name: str) -> bool:
+        return "1.cls" not in name or bool(int("one"))
+
+    def read(handler: Any) -> list[list[str]]:
+        with opened(str(tmp_path / "a.tar"), tmp_path, select_files=wanted, handler=handler) as dataset:
+            samples = list(dataset.compose(iter) if runs_as_it_is else dataset)
+        return [[name for name in sample if name[0] != "_"] for sample in samples]
+
+    assert read(wds.ignore_and_continue) == [["cls", "x0"], ["x1"], ["cls", "x2"]]
+    assert read(wds.ignore_and_stop)[:1] == [["cls", "x0"]]
+    assert ["cls", "x2"] not in read(wds.ignore_and_stop)
+    with pytest.raises(ValueError, match="invalid literal"):
+        read(wds.reraise_exception)
+
+
 def test_stages_make_what_those_of_webdataset_make(folder: Path) -> None:
     with opened(GOLDEN, folder) as dataset:
         ignore = wds.ignore_and_continue

@@ -62,6 +62,8 @@ class SampleStages:
                 made = self._outcome(stage, sample, error)
             if made is Outcome.DROPPED:
                 return ()
+            if made is Outcome.STOPPED:
+                raise StreamStopped(f"a handler of {stage!r} ends the iteration")
         sample.clear()  # a new dict would be one more to carry the generator of the sample to
         sample[VALUE] = made
         return sample
