@@ -296,7 +296,7 @@ class ConvertDTypeTransform(BaseTransform):
     def transform(self, value: Any, sample: Sample) -> torch.Tensor:  # noqa: ARG002
         """Return the tensor in the other dtype."""
         if isinstance(value, np.ndarray | list | tuple | int | float | bool | np.generic):
-            value = torch.as_tensor(value)  # [...]
+            value = torch.as_tensor(np.asarray(value) if isinstance(value, np.generic) else value)  # [...]  else no np.uint64
         if not isinstance(value, torch.Tensor):
             raise TransformError(f"expected a tensor, an array or a number, got {summary(value)}")
         return value.to(self.output_dtype)

@@ -192,9 +192,10 @@ class OneHotEncodeTransform(BaseTransform):
         """Return the vector. # [..., num_classes]."""
         if isinstance(value, bool) or not isinstance(value, int | np.integer | np.ndarray | torch.Tensor | Sequence):
             raise TransformError(f"expected a class number, got {summary(value)}")
-        ids = torch.as_tensor(value)  # [...]
+        ids = torch.as_tensor(np.asarray(value) if isinstance(value, np.generic) else value)  # [...]
         if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
             raise TransformError(f"expected a class number, got {summary(value)}")
+        ids = ids.to(torch.int64)  # [...]  torch compares none of uint16 to uint64
         if ids.numel() and not bool(((ids >= 0) & (ids < self.num_classes)).all()):
             raise TransformError(f"class {ids.tolist()} is out of range: num_classes={self.num_classes}")
-        return torch.nn.functional.one_hot(ids.long(), self.num_classes).to(torch.float32)
+        return torch.nn.functional.one_hot(ids, self.num_classes).to(torch.float32)

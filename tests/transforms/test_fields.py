@@ -119,6 +119,7 @@ def test_gather_makes_the_asked_type_and_leaves_the_inputs() -> None:
 
 def test_dtypes_are_converted_and_identity_copies_the_reference() -> None:
     assert ConvertDTypeTransform("a")({"a": torch.tensor([1, 2])})["a"].dtype == torch.float32
+    assert ConvertDTypeTransform("a")({"a": np.uint64(3)})["a"].tolist() == 3
     assert ConvertDTypeTransform("a", "b", torch.int32)({"a": np.array([1.5])})["b"].tolist() == [1]
     with pytest.raises(TransformError, match=r"ConvertDTypeTransform: field 'a': expected a tensor"):
         ConvertDTypeTransform("a")({"a": "x"})

@@ -61,6 +61,17 @@ def test_names_become_numbers_and_unknown_ones_are_named() -> None:
             transform({"c": "cow"})
 
 
+@pytest.mark.parametrize("name", ["int8", "uint8", "uint16", "uint32", "uint64"])
+def test_labels_of_any_type_of_integers_become_one_hot_vectors(name: str) -> None:
+    one = OneHotEncodeTransform("c", 3)
+    array = np.array([0, 2], name)  # [2]
+    assert one({"c": array[1]})["c"].tolist() == [0, 0, 1]
+    for value in (array, torch.from_numpy(array)):
+        assert one({"c": value})["c"].tolist() == [[1, 0, 0], [0, 0, 1]]
+    with pytest.raises(TransformError, match="is out of range: num_classes=3"):
+        one({"c": np.array([np.iinfo(name).max], name)})
+
+
 @pytest.mark.parametrize("label", [2, np.int64(2), torch.tensor(2)])
 def test_labels_become_one_hot_vectors(label: object) -> None:
     vector = OneHotEncodeTransform("c", 4)({"c": label})["c"]
