@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from sqlstream.config import StorageOptions
 from sqlstream.errors import ConfigError, SourceError
@@ -84,7 +83,4 @@ def _write(index: bytes, place: OutputPlace, fetcher: Fetcher, *, keep_local: bo
     if place.remote is not None:
         put_bytes(fetcher, place.remote + INDEX, index)
     if place.local is not None and (keep_local or place.remote is None):
-        place.local.mkdir(parents=True, exist_ok=True)
-        temporary = Path(place.local / f".{INDEX}.part")
-        temporary.write_bytes(index)
-        temporary.rename(place.local / INDEX)
+        put_bytes(fetcher, str(place.local / INDEX), index)
