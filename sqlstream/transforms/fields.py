@@ -80,11 +80,20 @@ class RenameFieldsTransform:
     Args:
         old_to_new_mapping: New names by old names.
         strict: A missing field is an error; False: it is skipped.
+
+    Raises:
+        ConfigError: Two fields, which are both there, get one name.
     """
 
     def __init__(self, old_to_new_mapping: Mapping[str, str], strict: bool = True) -> None:
         self.old_to_new_mapping = dict(old_to_new_mapping)
         self.strict = strict
+        news = list(self.old_to_new_mapping.values())
+        if strict and (twice := [new for new in news if news.count(new) > 1]):
+            raise ConfigError(
+                f"RenameFieldsTransform: two fields get the name {twice[0]!r}, so one of them would be lost: give each its "
+                "own, or strict=False where samples have one of them"
+            )
 
     def __call__(self, sample: Sample) -> Sample:
         """Return the sample with the new names.

@@ -65,6 +65,9 @@ def test_rename_swaps_and_is_strict_by_default() -> None:
     assert RenameFieldsTransform({"a": "b", "x": "y"}, strict=False)({"a": 1}) == {"b": 1}
     with pytest.raises(TransformError, match=r"RenameFieldsTransform: field 'x' is missing; sample 'k' holds __sample_key__"):
         RenameFieldsTransform({"x": "y"})({"__sample_key__": "k"})
+    with pytest.raises(ConfigError, match="two fields get the name 'image', so one of them would be lost"):
+        RenameFieldsTransform({"jpg": "image", "png": "image"})
+    assert RenameFieldsTransform({"jpg": "image", "png": "image"}, strict=False)({"png": 1}) == {"image": 1}
 
 
 def test_filtering_keeps_or_removes() -> None:
