@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from sqlstream.cli.main import main
 from tests.processes import COMMANDS, ROOT
@@ -41,3 +43,35 @@ def in_process(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[
     code = main([str(word) for word in words])
     text = capsys.readouterr().out
     return code, json.loads(text) if "--json" in words else text
+
+
+# -- shards -----------------------------------------------------------------------------------------------------------
+
+
+def picture(number: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (2, 2), (number, 0, 0)).save(file, "JPEG")
+    return file.getvalue()
+
+
+def write_pictures(directory: Path) -> Path:
+    """Write eight pictures, and a table of rows that name them; return the table."""
+    (directory / "img").mkdir()
+    for n in range(8):
+        (directory / "img" / f"{n}.jpg").write_bytes(picture(n))
+    lines = [f"img/{n}.jpg,a cat {n},{n}.5\n" for n in range(8)]
+    table = directory / "t.csv"
+    table.write_text("image,caption,score\n" + "".join(lines))
+    return table
+
+
+def write(capsys: pytest.CaptureFixture[str], src: Path, out: Path, *words: str) -> tuple[int, Any]:
+    cache = str(src.parent / "cache") if src.suffix == ".csv" else str(out.parent / "cache")
+    return shards(capsys, "write", src, out, "--cache", cache, *words)
+
+
+def shards(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, Any]:
+    """Run `sqlstream shards WORDS` in this process; return its exit code, and the document of `--json` or all that it wrote."""
+    code = main(["shards", *map(str, words)])
+    written = capsys.readouterr()
+    return code, json.loads(written.out) if "--json" in words else written.out + written.err

@@ -71,7 +71,7 @@ def wildcard_with(path: str) -> str:
 def check_table(url: str, src: str) -> None:
     """Raise ConfigError unless `url`, a part of the source `src`, is a table file."""
     if not is_table(url):
-        found = format_of(url)[0]
+        found = format_of(url)
         what = f"has the unknown extension {found!r}" if found else "has no extension"
         of_source = "" if url == src else f" (in {urls.redact(src)})"
         raise ConfigError(

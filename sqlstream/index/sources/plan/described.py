@@ -75,7 +75,7 @@ def find_index(src: str, data_type: str | None, temporary: Temporary, remote: Re
 
 
 def _index_file(src: str, data_type: str | None, remote: RemoteReader) -> SourceFile | None:
-    if format_of(src) == (".json", None):
+    if format_of(src) == ".json":
         return stat_file(src, remote)
     is_directory = src.endswith("/") or (not urls.is_remote(src) and os.path.isdir(urls.local_path(src)))
     if data_type is not None or not is_directory:

@@ -105,7 +105,7 @@ def _plan_named(item: str, options: IndexOptions, temporary: Temporary, remote: 
         return _tables(item, options, wildcard.match_files(pattern, remote), root.rstrip("/") or urls.parent(pattern), root)
     if _is_directory(src, options):
         return _directory(src, options, remote)
-    if by_extension.format_of(src)[0] == by_extension.PATH_LIST:
+    if by_extension.format_of(src) == by_extension.PATH_LIST:
         listed = stat_file(src, remote)
         paths = path_list.read_paths(listed, temporary("list"), remote)[: options.max_index_files]
         files = path_list.list_files(listed, paths, _rules(options, listed), remote)
