@@ -55,14 +55,15 @@ test-frameworks: $(FRAMEWORKS_STAMP) servers  ## Run the tests with real Acceler
 	@$(FRAMEWORKS)/bin/python -m pytest tests/frameworks $(ARGS)
 
 LOWEST := .venv-lowest
+# uv chooses the versions in seconds; pip looks at some hundred of botocore, for a quarter of an hour.
 LOWEST_STAMP := $(LOWEST)/.installed
 
 $(LOWEST_STAMP): scripts/lowest_constraints.py pyproject.toml
 	@test -n "$(PYTHON)" || { echo "sqlstream needs Python 3.11 or newer: install it, or name it with make PYTHON=/path/to/python3" >&2; exit 1; }
 	@test -x $(LOWEST)/bin/pip || { echo "setting up $(LOWEST) with $(PYTHON) (once; torch is large)"; $(PYTHON) -m venv $(LOWEST); }
-	@$(LOWEST)/bin/pip install --quiet --disable-pip-version-check --upgrade pip packaging torch==2.13.0
+	@$(LOWEST)/bin/pip install --quiet --quiet --disable-pip-version-check --upgrade pip packaging torch==2.13.0 uv
 	@$(LOWEST)/bin/python scripts/lowest_constraints.py > $(LOWEST)/constraints.txt
-	@$(LOWEST)/bin/pip install --quiet --disable-pip-version-check -c $(LOWEST)/constraints.txt -e '.[dev]'
+	@$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python -c $(LOWEST)/constraints.txt -e '.[dev]'
 	@touch $@
 
 test-lowest: $(LOWEST_STAMP) servers  ## Run the tests with the lowest versions that pyproject.toml allows (but torch), in a venv of their own
