@@ -1,4 +1,4 @@
-"""`sqlstream shards info`, `verify` and `index`: what is said of shards, whoever wrote them."""
+"""`sqlstream shards info`, `verify` and `index`: what is said of shards of all programs."""
 
 from __future__ import annotations
 

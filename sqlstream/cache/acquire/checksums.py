@@ -126,7 +126,7 @@ class Checksums:
         return crc32_of(fd)
 
     def find_wrong(self, refs: Sequence[ObjectRef]) -> list[Known]:
-        """Compare the files of objects that are held, each once in a process; return those that do not have their bytes."""
+        """Compare the files of objects that are held, but those compared since they last changed; return the wrong ones."""
         keys = [ref.key for ref in refs if not self._is_compared(ref)]
         return [known for known in find(self._ledger, keys) if not self._agrees(known)] if keys else []
 

@@ -62,7 +62,7 @@ class DataFile:
     size_bytes: int
     allocated_bytes: int
     came_at: float
-    """Its change time: nothing writes to it once it is here."""
+    """When it was last written: nothing writes to it once it is here."""
     used_at: float
     """Its access or change time, whichever is later."""
 

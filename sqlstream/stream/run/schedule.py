@@ -192,7 +192,7 @@ class Schedule:
             ConfigError: The dataset was given another batch size.
         """
         if options == self.batches:
-            return  # also where a state has brought batches of other sizes since
+            return  # also where a state has batches of other sizes
         batch_size, tail = options.batch_size, Tail.DROP if options.drop_last else self._options.tail
         if self._options.batch_size not in (None, batch_size):
             raise ConfigError(
