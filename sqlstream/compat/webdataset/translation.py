@@ -41,6 +41,9 @@ _MOST_SHARDS = 1_000_000
 """Shards that a function of the user may leave; theirs takes so many URLs of an iterable (`max_urls`)."""
 
 
+_IDLE = "a buffer of one sample mixes nothing"
+
+
 class Note(NamedTuple):
     """What became of a stage."""
 
@@ -245,13 +248,18 @@ def in_shard_order(stages: Sequence[Any]) -> Any:
     """
     read = list(itertools.dropwhile(lambda stage: not isinstance(stage, TarfileToSamples), stages))[1:]
     for stage in read:
-        if isinstance(stage, Shuffle | detshuffle):
+        if isinstance(stage, Shuffle | detshuffle) and stage.bufsize > 1:
             return None
         if not isinstance(stage, PipelineStage) and stage is not check_empty:
             return stage
         if isinstance(stage, Curried):
             return stage
     return None
+
+
+def _is_idle(stage: Any) -> bool:
+    """Return whether a stage leaves samples as they come, as a `shuffle` does whose buffer has one of them."""
+    return isinstance(stage, Shuffle | detshuffle) and stage.bufsize <= 1
 
 
 def _seed(settings: Settings, *given: Any) -> int:
@@ -276,6 +284,8 @@ def _of_shards(stages: Sequence[Any], reader: TarfileToSamples, settings: Settin
         if stage in SPLITTERS:
             is_split = is_split or getattr(stage, "__name__", "") != "split_by_worker"
             notes.append(Note(name_of(stage), "the engine deals samples to ranks and workers", True))
+        elif _is_idle(stage):
+            notes.append(Note(name_of(stage), _IDLE, True))
         elif isinstance(stage, Shuffle | detshuffle):
             seed = _seed(settings, stage.seed)
             notes.append(Note(name_of(stage), f"order: seed {seed}, {SHUFFLE_WINDOW} shards are mixed", True))
@@ -323,6 +333,8 @@ def _of_samples(plan: Plan, stages: Sequence[Any], settings: Settings) -> Plan:
             (each if batch is None else batch_stages).append(stage)
             where = "in the engine" if batch is None else "where batches are made"
             notes.append(Note(name_of(stage), f"for each {'sample' if batch is None else 'batch'}, {where}", True))
+        elif _is_idle(stage):
+            notes.append(Note(name_of(stage), _IDLE, True))
         elif isinstance(stage, Shuffle | detshuffle) and batch is None:
             seed = _seed(settings, plan.seed, stage.seed)
             notes.append(Note(name_of(stage), f"order: seed {seed}, {SHUFFLE_WINDOW} shards are mixed", True))

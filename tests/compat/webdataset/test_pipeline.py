@@ -146,6 +146,17 @@ def test_without_a_shuffle_samples_are_in_the_order_of_the_shards_and_with_one_e
         assert list(other) != first
 
 
+@pytest.mark.parametrize("idle", [wds.shuffle(0), wds.shuffle(1), wds.detshuffle(0)], ids=repr)
+def test_a_shuffle_whose_buffer_has_one_sample_mixes_nothing(idle: Any, tmp_path: Path) -> None:
+    with classes(tmp_path / "s", tmp_path) as dataset:
+        shards = wds.SimpleShardList(list(dataset.pipeline[0].urls))
+        pipeline = wds.DataPipeline(shards, idle, wds.tarfile_to_samples(), idle, wds.map(number_of))
+        assert list(pipeline) == list(range(NUM_ROWS))
+        assert outcomes(pipeline) == ["→"] * 5
+        ordered = wds.DataPipeline(shards, wds.tarfile_to_samples(), idle, twice)
+        assert "one behind the other" in ordered.explain()
+
+
 def test_the_seed_of_the_environment_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with classes(tmp_path / "s", tmp_path, shardshuffle=2, seed=7) as dataset:
         expected = list(dataset)
