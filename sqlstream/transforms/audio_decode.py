@@ -1,7 +1,7 @@
-"""From encoded audio to float samples `[c, s]`: soundfile where it reads the format, then torchcodec, then PyAV.
+"""From encoded audio to float samples `[c, s]`: soundfile where it reads the format exactly, then PyAV, then torchcodec.
 
-soundfile is the fastest and needs no system packages; it reads wav, flac, mp3, ogg and seeks in them. m4a and the rest need
-FFmpeg, which PyAV brings along and torchcodec finds on the system.
+soundfile is the fastest and needs no system packages; it reads wav, flac, mp3, ogg and seeks in them (`seeking.py`). m4a and
+the rest need FFmpeg, which PyAV has with it and torchcodec finds on the system.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ import numpy as np
 import torch
 
 from sqlstream.errors import DecodeError, MissingDependencyError
+from sqlstream.transforms.content import Source
 from sqlstream.transforms.optional import find
-
-Source = str | bytes
-"""A path, or the file's bytes."""
+from sqlstream.transforms.seeking import check_exact, seekable
 
 MAX_VALUES = 1 << 30
 """Most samples times channels that are decoded at once: 4 GiB. A damaged header may ask for any number."""
 _BLOCK = 1 << 20  # values read at a time: what a damaged header can make us allocate in vain
 _RATES = range(1_000, 1_000_001)
+_LEAST_GAP_SECONDS = 0.01
+_MOST_PLANES = 8  # PyAV crashes on the planar form of more channels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +62,7 @@ def decode_audio(source: Source, choose: ChooseRange = whole) -> Audio:
         MissingDependencyError: No decoder is installed at all.
     """
     reasons = []
-    for module, decode in (("soundfile", _by_soundfile), ("torchcodec.decoders", _by_torchcodec), ("av", _by_av)):
+    for module, decode in (("soundfile", _by_soundfile), ("av", _by_av), ("torchcodec.decoders", _by_torchcodec)):
         library = find(module)
         if library is None:
             continue
@@ -99,6 +100,7 @@ def _limit(num_values: int) -> None:
 
 def _by_soundfile(soundfile: Any, source: Source, choose: ChooseRange) -> Audio:
     with soundfile.SoundFile(io.BytesIO(source) if isinstance(source, bytes) else source) as file:
+        check_exact(file, source)
         _check(file.frames, file.channels, file.samplerate)
         decoded: list[torch.Tensor] = []  # [c, s] each
 
@@ -112,8 +114,9 @@ def _by_soundfile(soundfile: Any, source: Source, choose: ChooseRange) -> Audio:
         if decoded:
             samples = decoded[0][:, start:stop].contiguous()  # [c, s]
         else:
-            file.seek(start)
-            samples = _read_blocks(file, stop - start)  # [c, s]
+            begin = seekable(file, source, start)
+            file.seek(begin)
+            samples = _read_blocks(file, stop - begin)[:, start - begin :].contiguous()  # [c, s]
         if samples.shape[1] < stop - start:
             raise DecodeError(f"the file ends after {start + samples.shape[1]} samples, its header says {file.frames}")
         return Audio(samples=samples, sample_rate=file.samplerate)
@@ -166,14 +169,17 @@ def opened(av: Any, source: Source) -> Iterator[Any]:
 
 
 def _decode_stream(av: Any, container: Any, start: float | None, stop: float) -> tuple[torch.Tensor, int, float]:  # [c, s]
-    """Return samples that cover [start, stop) in the container's time (None: all), their rate, and the time of the first."""
+    """Return samples that cover [start, stop) in the container's time, their rate, and the time of the first.
+
+    Without a start they are all samples, one behind the other, else silence stands for what lacks between them.
+    """
     if not container.streams.audio:
         raise DecodeError("the file has no audio stream")
     stream = container.streams.audio[0]
     origin = float((stream.start_time or 0) * stream.time_base)
     if start is not None and start > origin + 1:
         container.seek(int((start - 1) / stream.time_base), stream=stream)  # a second earlier: codecs need run-up
-    resampler = av.AudioResampler(format="flt")  # packed: PyAV crashes on the planar form of more than 8 channels
+    resampler = av.AudioResampler(format="flt")
     blocks: list[Any] = []
     begin: float | None = None
     num_samples = num_channels = rate = 0
@@ -181,15 +187,23 @@ def _decode_stream(av: Any, container: Any, start: float | None, stop: float) ->
         if begin is None:
             begin = float(frame.pts * frame.time_base) if frame.pts is not None else origin
             rate, num_channels = frame.sample_rate, len(frame.layout.channels)
-        for converted in resampler.resample(frame):
-            blocks.append(converted.to_ndarray().reshape(-1, num_channels))  # [s, c]
-            num_samples += len(blocks[-1])
+        elif start is not None and frame.pts is not None:
+            ended = begin + num_samples / rate
+            gap = min(float(frame.pts * frame.time_base), stop) - ended  # where packets are lacking; times may be in whole ms
+            if gap > _LEAST_GAP_SECONDS:
+                blocks.append(np.zeros((num_channels, round(gap * rate)), dtype=np.float32))  # [c, s]
+                num_samples += blocks[-1].shape[1]
+        is_ready = frame.format.name == "fltp" and num_channels <= _MOST_PLANES
+        for converted in (frame,) if is_ready else resampler.resample(frame):
+            values = converted.to_ndarray()
+            blocks.append(values if is_ready else values.reshape(-1, num_channels).T)  # [c, s]
+            num_samples += blocks[-1].shape[1]
             _limit(num_samples * num_channels)
         if begin + num_samples / rate >= stop:
             break
     if begin is None or not blocks:
         raise DecodeError("the audio stream has no samples")
-    return torch.from_numpy(np.concatenate(blocks).T), rate, begin
+    return torch.from_numpy(np.concatenate(blocks, axis=1)), rate, begin
 
 
 def decode_audio_between(source: Source, start: float, stop: float) -> Audio:
@@ -205,7 +219,7 @@ def decode_audio_between(source: Source, start: float, stop: float) -> Audio:
         MissingDependencyError: No decoder is installed.
     """
     reasons = []
-    for module, decode in (("torchcodec.decoders", _between_by_torchcodec), ("av", _between_by_av)):
+    for module, decode in (("av", _between_by_av), ("torchcodec.decoders", _between_by_torchcodec)):
         library = find(module)
         if library is None:
             continue

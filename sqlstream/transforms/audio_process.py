@@ -108,7 +108,7 @@ _BLOCK_SECONDS = 0.4
 _ABSOLUTE_GATE = -70.0  # LUFS
 _RELATIVE_GATE = -10.0  # LU
 _OFFSET = -0.691  # dB, makes a 1 kHz sine of full scale on one channel -3.01
-_CHANNEL_WEIGHTS = (1.0, 1.0, 1.0, 1.41, 1.41)
+_FRONT, _SURROUND = (1.0, 1.0, 1.0), 1.41
 
 
 def loudness(samples: torch.Tensor, sample_rate: int) -> float:  # [c, s]
@@ -127,7 +127,7 @@ def loudness(samples: torch.Tensor, sample_rate: int) -> float:  # [c, s]
     sums = torch.nn.functional.pad(filtered.square().cumsum(1), (1, 0))  # [c, s + 1]
     starts = torch.arange(0, num_samples - block + 1, max(1, block // 4))  # [n]
     powers = (sums[:, starts + block] - sums[:, starts]) / block  # [c, n]
-    weights = torch.tensor([(*_CHANNEL_WEIGHTS, *(1.0,) * samples.shape[0])[: samples.shape[0]]], dtype=torch.float64)  # [1, c]
+    weights = torch.tensor([_channel_weights(samples.shape[0])], dtype=torch.float64)  # [1, c]
     power = (weights @ powers)[0].clamp_min(1e-30)  # [n]
     for gate in (_ABSOLUTE_GATE, None):
         threshold = gate if gate is not None else _decibel(float(power.mean())) + _RELATIVE_GATE
@@ -135,6 +135,12 @@ def loudness(samples: torch.Tensor, sample_rate: int) -> float:  # [c, s]
         if not len(power):
             return -math.inf
     return _decibel(float(power.mean()))
+
+
+def _channel_weights(num_channels: int) -> tuple[float, ...]:
+    """Return what channels count, in the order of WAV; of more than five the fourth has low frequencies, and counts nothing."""
+    rest = num_channels - len(_FRONT)
+    return (*_FRONT, 0.0, *(_SURROUND,) * (rest - 1)) if rest > 2 else (*_FRONT, *(_SURROUND,) * rest)[:num_channels]
 
 
 def _decibel(power: float) -> float:

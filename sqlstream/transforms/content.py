@@ -14,6 +14,9 @@ from sqlstream.errors import DecodeError
 from sqlstream.transforms.field import summary
 from sqlstream.transforms.reading import check_there, read_file
 
+Source = str | bytes
+"""A path, or the file's bytes."""
+
 STRUCT = frozenset(("bytes", "path"))
 """The keys of a struct that holds content."""
 
@@ -33,7 +36,7 @@ def is_content(value: Any) -> bool:
     return isinstance(value, bytes) or (is_struct(value) and value["bytes"] is not None)
 
 
-def source_of(value: Any) -> str | bytes:
+def source_of(value: Any) -> Source:
     """Return the content of a file, or the path of the file: what decoders open that read only what they need.
 
     Raises:

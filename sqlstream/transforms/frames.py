@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import torch
 
 from sqlstream.errors import ConfigError
-from sqlstream.transforms.audio_decode import Source
 from sqlstream.transforms.clip import Times
+from sqlstream.transforms.content import Source
 
 CHUNK = 64
 """Frames that a decoder gives at a time; the time limit is checked in between. Smaller pieces cost more copies."""

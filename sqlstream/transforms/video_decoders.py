@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from sqlstream.errors import DecodeError
-from sqlstream.transforms.audio_decode import Source
 from sqlstream.transforms.clip import Times, shown_at, tolerance
+from sqlstream.transforms.content import Source
 from sqlstream.transforms.frames import Frames, ReaderOptions, chunks, file_like
 
 _LONG_GAP_SECONDS = 3.0

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from sqlstream.errors import DecodeError, MissingDependencyError
-from sqlstream.transforms.audio_decode import Source
 from sqlstream.transforms.clip import Times
+from sqlstream.transforms.content import Source
 from sqlstream.transforms.frames import Decoder, Frames, OpenDecoder, ReaderOptions, file_like
 from sqlstream.transforms.optional import find, import_ahead
 from sqlstream.transforms.video_decoders import AvDecoder, DecordDecoder, TorchcodecDecoder

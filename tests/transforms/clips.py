@@ -13,6 +13,7 @@ from typing import Any
 import av
 import numpy as np
 import numpy.typing as npt
+import soundfile
 import torch
 
 WIDTH, HEIGHT, FPS = 160, 96, 24
@@ -118,6 +119,13 @@ def pitch(samples: torch.Tensor, rate: int) -> float:  # [c, s]
     """Main frequency of samples."""
     window = samples[0] * torch.hann_window(samples.shape[1])
     return float(torch.fft.rfft(window).abs().argmax()) * rate / samples.shape[1]
+
+
+def encoded(samples: npt.NDArray[Any], kind: str = "WAV", rate: int = 48000, **options: Any) -> bytes:
+    """Samples [s] or [s, c] as a file's bytes."""
+    file = io.BytesIO()
+    soundfile.write(file, samples, rate, format=kind, **options)
+    return file.getvalue()
 
 
 def mux_sound(output: Any, stream: Any, seconds: float) -> None:

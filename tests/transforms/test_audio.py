@@ -28,7 +28,7 @@ from sqlstream.transforms.audio_process import ResampleOptions, fit_length, loud
 from sqlstream.transforms.presets import create_standard_audio_pipeline
 from sqlstream.transforms.rng import begin
 
-from .clips import chirp, mux_sound, pitch
+from .clips import chirp, encoded, mux_sound, pitch
 
 RATE = 48000
 LIBRARIES = {"soundfile": "soundfile", "torchcodec": "torchcodec.decoders", "PyAV": "av"}
@@ -37,13 +37,6 @@ LIBRARIES = {"soundfile": "soundfile", "torchcodec": "torchcodec.decoders", "PyA
 def sample_at(position: int = 0, **fields: Any) -> dict[str, Any]:
     begin(fields, (0, 0, position))
     return fields
-
-
-def encoded(samples: np.ndarray[Any, Any], kind: str = "WAV", rate: int = RATE, **options: Any) -> bytes:
-    """Samples [s] or [s, c] as a file's bytes."""
-    file = io.BytesIO()
-    soundfile.write(file, samples, rate, format=kind, **options)
-    return file.getvalue()
 
 
 def m4a(seconds: float = 2.0) -> bytes:
