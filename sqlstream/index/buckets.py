@@ -174,7 +174,9 @@ def open_buckets(
         "max_crop": buckets.max_crop,
         "unknown": buckets.unknown,
     }
-    key = fingerprint({**parts, "index": index.queried, "layout": LAYOUT_VERSION, **changes(buckets.by, index.engine)})
+    key = fingerprint(
+        {**parts, "index": index.queried, "layout": LAYOUT_VERSION, **changes(buckets.by, index.engine, index.columns)}
+    )
     path = directory / f"{key}.buckets.npy"
 
     def build(place: Workplace) -> Path:
@@ -256,7 +258,7 @@ def _distinct(index: Index, buckets: Buckets, directory: Path, tuning: BucketTun
     Raises:
         ConfigError: There are too many for a function.
     """
-    key = fingerprint({"distinct": buckets.by, "index": index.queried, **changes(buckets.by, index.engine)})
+    key = fingerprint({"distinct": buckets.by, "index": index.queried, **changes(buckets.by, index.engine, index.columns)})
     with (
         workplace(directory, key, is_brief=True) as place,
         contextlib.closing(_sandbox(index, buckets, place.temporary("duckdb"), is_distinct=True)) as sandbox,

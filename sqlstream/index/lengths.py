@@ -84,7 +84,9 @@ def open_lengths(
         ConfigError: A row has no length, or there are too many lengths.
     """
     parts = {"format": FORMAT_VERSION, "version": LENGTHS_VERSION, "length": length}
-    key = fingerprint({**parts, "index": index.queried, "layout": LAYOUT_VERSION, **changes(length, index.engine)})
+    key = fingerprint(
+        {**parts, "index": index.queried, "layout": LAYOUT_VERSION, **changes(length, index.engine, index.columns)}
+    )
     path = directory / f"{key}.lengths.npy"
 
     def build(place: Workplace) -> Path:

@@ -97,7 +97,7 @@ def open_weights(
     parts = {"format": FORMAT_VERSION, "version": WEIGHTS_VERSION, "weights": what}
     order = {} if sequence is None else {"sequence": sequence.digest}
     if isinstance(spec, str):
-        order |= changes(spec, index.engine)
+        order |= changes(spec, index.engine, index.columns)
     key = fingerprint({**parts, "index": index.queried, **order})
     path, num_rows = directory / f"{key}.weights.npy", len(index) if sequence is None else sequence.num_rows
 

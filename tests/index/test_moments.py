@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
+import time
+import uuid
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +17,9 @@ import pytest
 from sqlstream.config import JoinOptions
 from sqlstream.errors import QueryError
 from sqlstream.index.file.index import Index
+from sqlstream.index.sql.functions import changes
 from sqlstream.index.sql.moments import with_whole_moments
-from sqlstream.index.sql.sandbox import run_query
+from sqlstream.index.sql.sandbox import Sandbox, run_query
 from tests.index.lazily import open_lazily, rows_of
 from tests.index.sources import all_rows, build
 
@@ -209,3 +214,78 @@ def test_so_are_those_of_a_source_that_grew_of_a_lazy_index_and_of_a_joined_tabl
     own = pa.table({"n": range(4)})
     join = JoinOptions(tables={"moments": str(tmp_path / "*.parquet")}, on="n")
     assert equal_and_later(build(tmp_path, own, join=join)) == [[0, 2], [3]]
+
+
+def numbers_and_others(directory: Path) -> Path:
+    """Write columns that have no type in the file, and moments."""
+    path, ids = directory / "n.parquet", [uuid.UUID(int=n << 100 | 7) for n in range(5)]
+    prices = [Decimal("0.50"), Decimal(1), Decimal("2.50"), None, Decimal("-10.25")]
+    numbers = {"price": pa.array(prices, pa.decimal128(10, 2)), "wide": pa.array(prices, pa.decimal128(38, 4))}
+    others = {"count": pa.array([5, 10, 9, None, 2**62], pa.uint64()), "id": pa.array([one.bytes for one in ids], pa.uuid())}
+    moments = {"us": pa.array(MOMENTS[:5], pa.timestamp("us")), "s": pa.array([*MOMENTS[:4], None], pa.timestamp("s"))}
+    pq.write_table(pa.table({"n": range(5), "ok": [True, False, None, True, False], **numbers, **others, **moments}), path)
+    return path
+
+
+OF_ANY_TYPE = [
+    "{} = {text}",
+    "{text} <> {}",
+    "{} < {text}",
+    "{text}<={}",
+    "t.{}>{text}AND n >= 0",
+    "{} >= {text} OR {text} = {}",
+    "{} BETWEEN {text} AND {text}",
+    "{} IN ({text}, {text})",
+    "{} NOT IN ({text})",
+    "{} IS NOT DISTINCT FROM {text}",
+    "{} IS DISTINCT FROM {text}",
+    "{text} IS NOT DISTINCT FROM {}",
+    "{text} IS DISTINCT FROM t.{}",
+    "CASE {} WHEN {text} THEN 1 ELSE 0 END = 1",
+    "CASE WHEN n > 9 THEN 2 ELSE CASE t.{} WHEN NULL THEN 1 WHEN {text} THEN n + 3 END END > 2",
+]
+TEXTS = {
+    "price": "1 2.50 2.5 1e1 +1 .5 -10.25 9".split(),
+    "wide": "1 2.50 -10.2500".split(),
+    "count": "10 9 +5".split(),
+    "id": ["00000010-0000-0000-0000-000000000007", "00000020000000000000000000000007"],
+    "ok": ["true", "f"],
+    "us": ["2024-01-31", "2024-01-31T09:00"],
+}
+
+
+def test_a_text_is_compared_as_duckdb_compares_it_beside_a_column_of_any_type(tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
+    index, path = build(tmp_path, numbers_and_others(tmp_path)), tmp_path / "scratch"
+    conditions = [form.format(*[name] * 2, text=f"'{t}'") for name in TEXTS for t in TEXTS[name] for form in OF_ANY_TYPE]
+    conditions += ["us IS NOT DISTINCT FROM s", "s IS DISTINCT FROM us", "CASE us WHEN s THEN true ELSE false END"]
+    found = dict[str, list[list[Any]]]()
+    for engine in ("sqlite", "duckdb"):
+        parts = [conditions[at : at + 90] for at in range(0, len(conditions), 90)]
+        queries = [f"SELECT {', '.join(part)} FROM dataframe t ORDER BY row" for part in parts]
+        found[engine] = []
+        for query in queries:
+            with contextlib.closing(Sandbox(index, query, engine=engine, scratch=path)) as sandbox:
+                rows = [row for batch in sandbox.run(sandbox.statement, 9)[1] for row in batch]
+            found[engine] += map(list, zip(*rows, strict=True))
+    wrong = [one for one, mine, its in zip(conditions, *found.values(), strict=True) if mine != its]
+    assert not wrong
+    assert len({str(values) for values in found["sqlite"]}) > 20
+
+
+def test_long_lists_of_texts_beside_moments_take_no_time(tmp_path: Path) -> None:
+    index = build(tmp_path, write(tmp_path))
+    labels = ", ".join(f"'{n:06}'" for n in range(18_000))
+    start = time.process_time()
+    statement = with_whole_moments(f"SELECT n FROM dataframe WHERE label IN ({labels}) OR us = '2024-01-31'", index.columns)
+    assert time.process_time() - start < 8  # 25 s of a walk back over the list from each of its texts
+    assert statement.endswith("us =  '2024-01-31 00:00:00.000000'")
+
+
+def test_what_an_earlier_version_kept_of_such_a_comparison_is_made_again(tmp_path: Path) -> None:
+    columns = build(tmp_path, numbers_and_others(tmp_path)).columns
+    anew = ["price < '1'", "n = 1 AND '1' = t.count", "CASE us WHEN '2024-01-31' THEN 2 END", "us IS NOT DISTINCT FROM s"]
+    same = ["price < 1", "us > '2024-01-31'", "price > 1 AND us IN ('2024-01-31')", "us IS NULL", "n < '1'", "price = 'a", "id"]
+    assert [changes(sql, "sqlite", columns) for sql in anew] == [{"texts": "spelled"}] * len(anew)
+    assert [changes(sql, "sqlite", columns) for sql in same] == [{}] * len(same)
+    assert changes(anew[0], "duckdb", columns) == {}

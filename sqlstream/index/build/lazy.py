@@ -327,7 +327,7 @@ class LazyIndex(Index):
         parts: dict[str, object] = {
             "lazy": self.path.stem,
             "condition": self.condition,
-            **changes(self.condition or "", "sqlite"),
+            **changes(self.condition or "", "sqlite", self.columns),
         }
         return self.path.parent / f"{fingerprint(parts)}.kept"
 

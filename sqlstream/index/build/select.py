@@ -130,7 +130,7 @@ class _Filter:
                 "download": sorted(options.columns_to_download),
                 "allow_missing": options.allow_missing_columns,
                 "engine": options.sql_engine,
-                **changes(self.query, options.sql_engine),
+                **changes(self.query, options.sql_engine, base.columns),
             }
         )
         self._shown = f"the query {shortened(self.query)!r}"

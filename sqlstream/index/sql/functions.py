@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Any
 
 from sqlstream.index.sql import duckdb_compat
+from sqlstream.index.sql.moments import compares_anew
+from sqlstream.index.types.models import Column
 
 _SQLITE = frozenset(
     """
@@ -61,18 +63,22 @@ def is_bounded(function: str) -> bool:
     return function.lower() in _BOUNDED
 
 
-def changes(sql: str, engine: str) -> dict[str, str]:
-    """Return what a name of a result that is kept needs beside its SQL: functions that had other values in earlier versions.
+def changes(sql: str, engine: str, columns: Sequence[Column]) -> dict[str, str]:
+    """Return what a name of a result that is kept needs beside its SQL: what had other values in earlier versions.
 
     Args:
         sql: The query or expression.
         engine: What runs it, "sqlite" or "duckdb".
+        columns: Those of the table.
 
     Example:
-        >>> changes("mod(hash(key, 1), 10) = 0", "sqlite"), changes("score > 1", "sqlite")
+        >>> changes("mod(hash(key, 1), 10) = 0", "sqlite", ()), changes("score > 1", "sqlite", ())
         ({'mod': 'exact'}, {})
     """
-    return {"mod": "exact"} if engine == "sqlite" and _MOD.search(sql) else {}
+    if engine != "sqlite":
+        return {}
+    found = {"mod": "exact"} if _MOD.search(sql) else {}
+    return found | ({"texts": "spelled"} if compares_anew(sql, columns) else {})
 
 
 def register(connection: sqlite3.Connection, report: Callable[[Exception], None]) -> None:

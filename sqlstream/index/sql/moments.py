@@ -4,28 +4,41 @@ A moment is a text in the file, all of one column with as many digits, so that t
 the same moment is another text to SQLite: `created > '2024-01-31'` kept what was made at midnight, `created = '2024-01-31'`
 kept nothing, and `created > '2024-01-31T10:00'` lost the rest of that day, since a T comes after a blank. The same holds for
 times of a day, for dates beside `'2024-01-31 00:00'`, for columns of other units beside each other, and for `'true'` beside the
-1 of a boolean.
+1 of a boolean. A decimal, an unsigned integer of 64 bits and a UUID are of no type in the file, so that SQLite compares
+`price < '1'` and `id = '0b6e…'` as a number, or bytes, with a text: every number is less than any text.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import re
-from collections.abc import Sequence
+import uuid
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
-from sqlstream.index.sql.dialect import Token, as_written, tokens
+from sqlstream.index.sql.dialect import Token, as_written, tokens, translated
 from sqlstream.index.types.models import MOMENT_DIGITS, Column
 
-_TYPE = re.compile(r"(timestamp|date32|time32|time64|bool)(?:\[(day|s|ms|us|ns)(, tz=.*)?\])?")
+_TYPE = re.compile(
+    r"(timestamp|date32|time32|time64|bool|decimal|uint64|uuid)(?:\[(day|s|ms|us|ns)(, tz=.*)?\]|\d+\(\d+, -?\d+\))?"
+)
+_MOMENTS = frozenset("timestamp date32 time32 time64".split())
+_NUMBERS = frozenset("decimal uint64".split())
 _TIME_DIGITS = 6  # of a time of a day in the file, whatever its unit
 _MOMENT = re.compile(
     r"(\d{4}-\d\d-\d\d)(?:[ T](\d\d:\d\d)(?::(\d\d)(?:\.(\d{1,9}))?)?\s?(Z|[+-]\d\d(?::?\d\d)?)?)?", re.IGNORECASE | re.ASCII
 )
 _TIME = re.compile(r"(\d\d:\d\d)(?::(\d\d)(?:\.(\d{1,9}))?)?", re.ASCII)
 _MIDNIGHT = re.compile(r"[ T]00:00(?::00(?:\.0{1,9})?)?", re.IGNORECASE)
+_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?", re.IGNORECASE | re.ASCII)
 _TRUTH = {"true": "1", "t": "1", "false": "0", "f": "0"}
-_COMPARISONS = frozenset("= == <> != < <= > >=".split())
+_COMPARISONS = tuple(
+    words.split() for words in ("is not distinct from", "is distinct from", "is not", "is", *"= == <> != < <= > >=".split())
+)
+_NEW = frozenset("is not from when".split())
+"""What stands beside a value that earlier versions did not compare."""
+_IS = re.compile(r"\bis\b|\bcase\b")
 _ENDS = frozenset(
     "( ) , ; and or not where when then else end on having select distinct all as from order group partition asc desc nulls "
     "limit union except intersect window join left right full inner cross natural".split()
@@ -53,6 +66,12 @@ class _Spelling(NamedTuple):
         """Return, as SQL, the value that the user's text stands for; None if it is none."""
         if self.kind == "bool":
             return _TRUTH.get(text.strip().lower())
+        if self.kind in _NUMBERS:
+            return text.strip() if _NUMBER.fullmatch(text.strip()) else None
+        if self.kind == "uuid":
+            with contextlib.suppress(ValueError):
+                return f"x'{uuid.UUID(text.strip()).hex}'"
+            return None
         if self.kind == "timestamp":
             whole = whole_moment(text, self.num_digits, has_zone=self.has_zone)
         elif self.kind == "date32":
@@ -75,7 +94,7 @@ class _Spelling(NamedTuple):
 
 def is_moment(column: Column) -> bool:
     """Return True for a column of moments, days or times of a day, which are texts to SQLite."""
-    return (spelling := _Spelling.of(column)) is not None and spelling.kind != "bool"
+    return (spelling := _Spelling.of(column)) is not None and spelling.kind in _MOMENTS
 
 
 def with_whole_moments(statement: str, columns: Sequence[Column]) -> str:
@@ -85,27 +104,66 @@ def with_whole_moments(statement: str, columns: Sequence[Column]) -> str:
         statement: One SELECT, as SQLite gets it.
         columns: Those of the table.
     """
-    kinds = {column.physical.lower(): kind for column in columns if (kind := _Spelling.of(column)) is not None}
+    kinds = _kinds(columns)
     if not kinds or ("'" not in statement and len(kinds) == 1):
         return statement
     found = [*tokens(statement)]
+    for one in _comparisons(found, kinds):
+        found[one.at] = one.spelled
+    return as_written(found)
+
+
+def compares_anew(sql: str, columns: Sequence[Column]) -> bool:
+    """Return True if a value in users' SQL is compared otherwise than in earlier versions.
+
+    They left a text as it is beside numbers and UUIDs, and any value behind IS and in CASE.
+
+    Args:
+        sql: A query or expression.
+        columns: Those of the table.
+    """
+    lower, kinds = sql.lower(), _kinds(columns)
+    if not any(name in lower for name in kinds) or ("'" not in sql and _IS.search(lower) is None):
+        return False  # most: without 0.1 s to import the tokenizer
+    with contextlib.suppress(ValueError):  # what is no SQL is refused where it is run
+        return any(one.is_new for one in _comparisons(tokens(translated(sql)), kinds))
+    return False
+
+
+class _Comparison(NamedTuple):
+    """A value that must be spelled as the column that it is compared with."""
+
+    at: int
+    """Which token it is."""
+    spelled: Token
+    """What stands in its place."""
+    is_new: bool
+    """Earlier versions left it as it is written."""
+
+
+def _kinds(columns: Sequence[Column]) -> dict[str, _Spelling]:
+    return {column.physical.lower(): kind for column in columns if (kind := _Spelling.of(column)) is not None}
+
+
+def _comparisons(found: Sequence[Token], kinds: dict[str, _Spelling]) -> Iterator[_Comparison]:
+    """Yield the values of a statement that are to be spelled otherwise."""
     words = words_of(found)
-    computed = computed_names(words, kinds)
+    computed, openings = computed_names(words, kinds), _openings(words)
     for at, token in enumerate(found):
         place = at + 1
         own = kinds.get(words[place])
         first = place - 2 if own is not None and words[place - 1] == "." else place
         if own is None and words[place] != "'":
             continue
-        name = compared_with(words, first, place)
+        name = compared_with(words, first, place, openings[place])
         other = kinds.get(name)
         if other is None or any(one.gives(name, place) or one.gives(words[place], place) for one in computed):
             continue
+        is_new = other.kind in _NUMBERS or other.kind == "uuid" or not _NEW.isdisjoint((words[first - 1], words[place + 1]))
         if own is None and (spelled := other.spelled(token.name)) is not None:
-            found[at] = Token(spelled, spelled.strip("'"), token.before)
+            yield _Comparison(at, Token(f" {spelled} ", spelled.strip("'"), token.before), is_new)
         elif own is not None and (lacking := own.lacks(other)):
-            found[at] = Token(f"{token.text} || '{lacking}'", token.name, token.before)
-    return as_written(found)
+            yield _Comparison(at, Token(f"{token.text} || '{lacking}'", token.name, token.before), is_new)
 
 
 def whole_moment(text: str, num_digits: int, *, has_zone: bool) -> str | None:
@@ -137,27 +195,42 @@ def words_of(found: Sequence[Token]) -> list[str]:
     return ["", *(token.name.lower() if token.text[0] != "'" else "'" for token in found), ""]
 
 
-def compared_with(words: Sequence[str], first: int, last: int) -> str:
+def compared_with(words: Sequence[str], first: int, last: int, opening: int = 0) -> str:
     """Return the name that a value is compared with; '' if it is compared with none.
 
     Args:
         words: A statement, see `words_of`.
         first: The place of the first word of the value.
         last: That of its last one.
+        opening: That of the bracket or CASE around it; 0: there is none, or lists and CASE do not matter.
     """
     before, after = words[first - 1], words[last + 1]
-    if before in _COMPARISONS and _is_end(after):
-        return _name_before(words, first - 1)
-    if after in _COMPARISONS and _is_end(before):
-        return _name_after(words, last + 2)
+    for comparison in _COMPARISONS:
+        start, stop = first - len(comparison), last + 1 + len(comparison)
+        if words[start:first] == comparison and _is_end(after):
+            return _name_before(words, start)
+        if words[last + 1 : stop] == comparison and _is_end(before):
+            return _name_after(words, stop)
     if before == "between" and after == "and":
         return _name_before(words, first - 1)
     if before == "and" and words[first - 3 : first - 2] == ["between"] and _is_end(after):
         return _name_before(words, first - 3)
-    start = first
-    while words[start - 1] == "," and words[start - 2] == "'":
-        start -= 2
-    return _name_before(words, start - 2) if words[start - 2 : start] == ["in", "("] and after in (",", ")") else ""
+    if words[opening] == "case":
+        return _name_after(words, opening + 1) if (before, after) == ("when", "then") else ""
+    is_listed = words[opening - 1] == "in" and before in ("(", ",") and after in (",", ")")
+    return _name_before(words, opening - 1) if is_listed else ""
+
+
+def _openings(words: Sequence[str]) -> list[int]:
+    """Return the place of the innermost bracket or CASE around each word; 0: there is none."""
+    found, around = list[int](), [0]
+    for place, word in enumerate(words):
+        if len(around) > 1 and (word == ")" or (word == "end" and words[around[-1]] == "case")):
+            around.pop()
+        found.append(around[-1])
+        if word in ("(", "case"):
+            around.append(place)
+    return found
 
 
 class ComputedName(NamedTuple):

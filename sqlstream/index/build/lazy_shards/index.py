@@ -185,7 +185,7 @@ class LazyShardIndex(LazyIndex):
     @property
     def kept_path(self) -> Path:
         """Where that is: named so that it goes with the tables."""
-        parts: dict[str, object] = {"condition": self.condition, **changes(self.condition or "", "sqlite")}
+        parts: dict[str, object] = {"condition": self.condition, **changes(self.condition or "", "sqlite", self.columns)}
         return self.path.with_suffix(f".{fingerprint(parts)}.kept")
 
     def own_files(self) -> dict[Path, int]:
