@@ -18,7 +18,6 @@ _MOMENT = re.compile(_YEARS + r"\d\d:\d\d:\d\d(\.(?:\d{3}){1,3})?")  # with no z
 """Other spellings are texts: SQL compares them as such."""
 _TIME = re.compile(r"\d\d:\d\d:\d\d(\.\d{1,6})?")  # 'fromisoformat' also reads '10', and cuts digits off
 _UNITS = ("s", "ms", "us", "ns")
-_EXACT = 1 << 53  # a float holds all integers up to it
 _NANOSECOND_YEARS = range(1678, 2262)
 """Years that 64 bits of nanoseconds hold whole."""
 
@@ -58,15 +57,15 @@ def fitting(fields: Sequence[pa.Field[Any]], stored: Sequence[Any]) -> list[pa.F
 
 def are_floats(stored: Sequence[Any]) -> bool:
     """Return True if a float holds each of the integers among `stored`."""
-    integers = [value for value in stored if type(value) is int]
-    if not integers or -_EXACT <= min(integers) <= max(integers) <= _EXACT:  # nearly always
+    integers, most = [value for value in stored if type(value) is int], values.MAX_EXACT_INTEGER
+    if not integers or -most <= min(integers) <= max(integers) <= most:  # nearly always
         return True
     return all(float(value) == value for value in integers)
 
 
 def _widened(kind: Any, present: Sequence[Any]) -> Any:
     if types.is_uint64(kind):
-        return kind if all(isinstance(value, int) or _is_large(value) for value in present) else None
+        return kind if all(isinstance(value, int) or values.is_large_unsigned(value) for value in present) else None
     if types.is_integer(kind):
         bits = kind.bit_width - types.is_signed_integer(kind)
         low = -(1 << bits) if types.is_signed_integer(kind) else 0
@@ -78,11 +77,6 @@ def _widened(kind: Any, present: Sequence[Any]) -> Any:
     if types.is_time(kind):
         return _time(kind, present)
     return _decimal(kind, present) if types.is_decimal(kind) else kind
-
-
-def _is_large(value: bytes) -> bool:
-    """Return True for the stored form of an integer above 2^63 - 1."""
-    return len(value) == 8 and value[0] >= 0x80
 
 
 def _float(kind: pa.DataType, present: Sequence[Any]) -> pa.DataType | None:

@@ -20,6 +20,7 @@ import pyarrow as pa
 from sqlstream.errors import SchemaError, SourceError
 from sqlstream.index.types.models import ENCODING, JSON
 from sqlstream.index.types.pandas_import import load_pandas
+from sqlstream.index.types.values import MAX_EXACT_INTEGER
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +28,6 @@ MAYBE_HUGE = re.compile(r"[0-9.][eE]\+?[0-9]{3}|[0-9]{300}")
 """What every text has that holds a number too large for a float."""
 CURE = "If it was cut short while it was written or copied, write it again"
 _ROWS = 4096
-_EXACT_INTEGER = 2**53  # that a float64 always holds
 _NONE = type(None)
 _NO_UNICODE = "holds half a surrogate pair, which is no Unicode: mend it"
 
@@ -134,7 +134,7 @@ class JsonRecords(ABC):
             if kinds.least >= 0 and kinds.most < 2**64:
                 return pa.field(name, pa.uint64())
             raise SchemaError(f"{self._name}: column {name!r} holds integers that 64 bits cannot: write them as text")
-        if seen == {int, float} and max(-kinds.least, kinds.most) > _EXACT_INTEGER:
+        if seen == {int, float} and max(-kinds.least, kinds.most) > MAX_EXACT_INTEGER:
             self._refuse(name, kinds, "integers above 2^53 would lose digits beside numbers with a point")
         if seen <= {int, float} and seen:
             return pa.field(name, pa.float64())

@@ -57,11 +57,11 @@ def _plan_sources(options: IndexOptions, temporary: Temporary, remote: RemoteRea
     labels = [label(item, number) for number, item in enumerate(items)]
     own_base = None if options.path_prefix is None else absolute(as_named(options.path_prefix)).rstrip("/") or "/"
     bases = list(dict.fromkeys(plan.base_url for plan in [*plans, *joined.values()]))
-    areabsolute = len(bases) > 1 and own_base is None
+    are_absolute = len(bases) > 1 and own_base is None
     parts: list[SourcePart] = []
     for plan, name in zip(plans, labels, strict=True):
         constants = {SOURCE_COLUMN: name} if len(plans) > 1 else {}
-        base = _own_base(plan) if areabsolute else None
+        base = _own_base(plan) if are_absolute else None
         for part in plan.parts:
             needs_more = constants or base is not None
             parts.append(
@@ -84,7 +84,7 @@ def _plan_sources(options: IndexOptions, temporary: Temporary, remote: RemoteRea
         has_versions=all(plan.has_versions for plan in [*plans, *joined.values()]),
         starts_at_tables=any(plan.starts_at_tables for plan in plans),
         joins=tuple(
-            JoinedSource(name=name, src=plan.src, parts=plan.parts, base_url=_own_base(plan) if areabsolute else None)
+            JoinedSource(name=name, src=plan.src, parts=plan.parts, base_url=_own_base(plan) if are_absolute else None)
             for name, plan in joined.items()
         ),
     )
