@@ -31,7 +31,8 @@ FORMATS: Mapping[str, OpenTable] = {
 COMPRESSED = frozenset({".gz", ".zst", ".zstd"})
 """Extensions after that of a text format. Its first bytes tell: a server may have undone gzip on the way."""
 _OF_ARROW: Mapping[Compression | None, Literal["gzip", "zstd"]] = {Compression.GZIP: "gzip", Compression.ZSTD: "zstd"}
-_TEXT = (".csv", ".tsv", ".json", ".jsonl", ".ndjson")
+TEXTS = frozenset((".csv", ".tsv", ".json", ".jsonl", ".ndjson"))
+"""Formats of text, which has an encoding."""
 PATH_LIST = ".txt"
 """A text file whose lines are paths of table files."""
 
@@ -47,7 +48,7 @@ def format_of(url: str) -> str:
     last = urls.extension(name)
     if last in COMPRESSED:
         inner = urls.extension(name[: -len(last)])
-        if inner in _TEXT:
+        if inner in TEXTS:
             return inner
     return last
 
@@ -84,7 +85,7 @@ def check_table(url: str, src: str) -> None:
 def open_table(source: ByteSource, url: str, reading: Reading) -> TableFile:
     """Open the table file `url`, whose bytes are those of `source`."""
     extension = format_of(url)
-    if extension in _TEXT:
+    if extension in TEXTS:
         compression = compression_of(source.read_at(0, MAGIC_BYTES))
         reading = replace(reading, compression=_OF_ARROW.get(compression))
     return FORMATS[extension](source, urls.redact(url), reading)

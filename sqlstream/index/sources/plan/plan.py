@@ -10,11 +10,14 @@ from sqlstream.config import IndexOptions, SourceOptions
 from sqlstream.errors import ConfigError
 from sqlstream.index.file.room import IndexRoom
 from sqlstream.index.sources.base.derived import SOURCE_COLUMN
+from sqlstream.index.sources.formats import by_extension
 from sqlstream.index.sources.places.database import is_database
 from sqlstream.index.sources.plan.item import absolute, as_named, label, places_of, plan_item
 from sqlstream.index.sources.plan.parts import (
     DerivedPart,
     DirectoryPart,
+    FilePart,
+    MetadataPart,
     ShardPart,
     SourcePart,
     Temporary,
@@ -28,6 +31,9 @@ from sqlstream.storage.base.protocols import RemoteReader
 
 _OF_SHARDS = ("index_members", "damaged_shards", "missing_shards", "new_parts", "decode")
 """Options that say how shards are read; `allow_…` are permissions, which may go beyond what a source needs."""
+_CSV = frozenset((".csv", ".tsv"))
+_OF_TEXTS = {"delimiter": _CSV, "quote_char": _CSV, "encoding": by_extension.TEXTS}
+"""Options that say how tables of texts are read, and the extensions of these."""
 
 
 def plan_sources(options: IndexOptions, temporary: Temporary, remote: RemoteReader, room: IndexRoom) -> SourcePlan:
@@ -109,6 +115,15 @@ def _check_options(plan: SourcePlan, options: IndexOptions) -> None:
             if (value := getattr(options, name)) != getattr(defaults, name):
                 shown = repr(str(value)) if isinstance(value, str) else value
                 raise ConfigError(f"{name}={shown} is for shards (TAR, ZIP, MDS), and {plan.src} is none: leave it out")
+    joined = [innermost(part) for join in plan.joins for part in join.parts]
+    formats = {
+        by_extension.format_of(part.source.url) for part in (*parts, *joined) if isinstance(part, FilePart | MetadataPart)
+    }
+    for name, used in _OF_TEXTS.items():
+        value = getattr(options, name)
+        if parts and value != getattr(SourceOptions(), name) and not formats & used:
+            kinds = ", ".join(sorted(used))
+            raise ConfigError(f"{name}={value!r} is for tables of texts ({kinds}), and {plan.src} has none: leave it out")
     has_folders = any(
         isinstance(part, DirectoryPart) or (isinstance(part, ShardPart) and isinstance(part.layout, ZipShard)) for part in parts
     )
