@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import datetime as dt
 import gzip
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -362,3 +363,39 @@ def test_a_joined_table_needs_no_use_of_the_options_of_the_source(tmp_path: Path
     join = JoinOptions(tables={"t": table}, on="index")
     rows = all_rows(build(tmp_path, tmp_path / "d", data_type="text", label_column="label", join=join))
     assert [(row["label"], row["y"]) for row in rows] == [("cat", 1), ("dog", 2)]
+
+
+@pytest.mark.parametrize(("given", "names"), [
+    ({"delimiter": ";"}, "pjm"), ({"quote_char": "'"}, "pjm"), ({"encoding": "latin-1"}, "pm"),
+])  # fmt: skip
+def test_options_of_texts_are_refused_where_no_table_has_a_use_for_them(
+    given: dict[str, Any], names: str, tmp_path: Path
+) -> None:
+    parquet, lines = (write_table(tmp_path / f"t.{kind}", [{"x": 1}]) for kind in ("parquet", "jsonl"))
+    sources = {"p": parquet, "j": lines, "m": [{"x": 1}]}
+    (name,) = given
+    for kind in names:
+        with pytest.raises(
+            ConfigError, match=rf"^{name}=.* is for tables of texts \(\.csv, .*, and .+ has none: leave it out$"
+        ):
+            build(tmp_path, sources[kind], **given)
+    text = write_csv(tmp_path / "u.csv", "x\n1\n")
+    assert len(all_rows(build(tmp_path, [str(parquet), str(text)], **given))) == 2
+    assert all_rows(build(tmp_path, parquet, join=JoinOptions(tables={"u": str(text)}, on="x"), **given)) == [{"x": 1}]
+
+
+@pytest.mark.parametrize("taken", ["image", "mask"])
+def test_a_column_of_metadata_in_a_zip_that_is_named_as_content_is_an_error(taken: str, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        archive.writestr("a.jpg", b"1")
+        archive.writestr("b.png", b"2")
+        archive.writestr("metadata.csv", f"file_name,mask_file_name,{taken}\na.jpg,b.png,of a cat\n")
+    with pytest.raises(SchemaError, match=f"x.zip: the column '{taken}' is of content .* metadata: rename that column"):
+        build(tmp_path, tmp_path / "x.zip")
+
+
+def test_a_label_column_of_a_zip_that_is_named_as_content_is_an_error(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        archive.writestr("cat/a.jpg", b"1")
+    with pytest.raises(SchemaError, match=r"x\.zip: the column 'jpg' is of content .* label_column: give another name"):
+        build(tmp_path, tmp_path / "x.zip", label_column="jpg")

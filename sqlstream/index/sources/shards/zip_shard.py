@@ -84,6 +84,11 @@ class ZipShard(MembersAreBytes):
                 samples = _described(described, members, source, name, scratch.path)
             else:
                 samples = _grouped(found, self.label_column, scratch.folder, name)
+            if twice := set(samples.member_columns).intersection(samples.beside.schema.names if samples.beside else ()):
+                raise SchemaError(
+                    f"{name}: the column {min(twice)!r} is of content of its files, and of "
+                    + ("its metadata: rename that column" if self.label_column is None else "label_column: give another name")
+                )
             if not self.index_members:
                 return samples
             return with_values(samples, self.index_members, _contents(samples, self.index_members, source, name), name)
