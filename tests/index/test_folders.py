@@ -14,7 +14,20 @@ from sqlstream.errors import SourceError
 from sqlstream.index.file.index import Index
 from sqlstream.index.file.intact import stamp_sqlite
 from sqlstream.index.info import list_indexes
-from tests.index.sources import FolderReader, all_rows, build, make_samples
+from tests.index.sources import FolderReader, all_rows, build, make_samples, write_csv
+
+
+def test_links_to_folders_that_hold_them_are_not_followed_and_others_are(tmp_path: Path) -> None:
+    for name in ("d/one", "d/two", "beside"):
+        write_csv(tmp_path / name / "t.csv", f"name\n{name}\n")
+    links = {"d/one/up": "d", "d/one/on": "d/two", "d/two/back": "d/one", "d/two/above": ".", "d/other": "beside"}
+    for at, to in links.items():
+        (tmp_path / at).symlink_to(tmp_path / to)
+    found = [row["name"] for row in all_rows(build(tmp_path, tmp_path / "d/**/one/*.csv"))]
+    assert set(found) == {"d/one"}
+    every = [row["name"] for row in all_rows(build(tmp_path, tmp_path / "d/**/**/*.csv"))]
+    assert set(every) == {"d/one", "d/two", "beside"}
+    assert len(every) < 20, "glob goes around for ever"
 
 
 @pytest.mark.parametrize("where", ["local", "remote"])

@@ -8,6 +8,7 @@ import glob
 import logging
 import os
 import re
+from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
 
@@ -105,13 +106,36 @@ def _is_open(journal: ObjectInfo, remote: RemoteReader) -> bool:
 
 def _local_matches(src: str) -> tuple[list[SourceFile], list[str]]:
     """Return the files, and the journals of writings that have not ended."""
-    found = [Path(path) for path in glob.iglob(anchored(src), recursive=True) if os.path.isfile(path)]
+    found = [Path(path) for path in dict.fromkeys(_matches(anchored(src))) if os.path.isfile(path)]
     journals = []
     for folder in {path.parent for path in found}:
         with contextlib.suppress(FileNotFoundError, PermissionError):  # as `_is_open`
             if not (folder / JOURNAL_NAME).read_bytes().endswith(END):
                 journals.append(str(folder / JOURNAL_NAME))
     return [local_file(path) for path in found], journals
+
+
+def _matches(pattern: str) -> Iterator[str]:
+    """Yield the paths of a wildcard; `glob` alone goes around in links to folders that hold them, 40 times or for ever."""
+    before, mark, behind = re.sub(r"/(?:\*\*/)+", "/**/", f"{pattern}/").partition("/**/")
+    if not mark:
+        yield from glob.iglob(pattern)
+        return
+    for folder in glob.iglob(f"{before}/"):
+        for below in _folders(folder, frozenset()):
+            yield from _matches(f"{glob.escape(below)}/{behind.rstrip('/') or '*'}")
+
+
+def _folders(folder: str, around: frozenset[str]) -> Iterator[str]:
+    """Yield a folder and those below it that are not hidden; links are followed, but to one that holds them."""
+    own = os.path.realpath(folder)
+    if own in around:
+        return
+    yield folder.rstrip("/")
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        below = [entry.path for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
+        for path in below:
+            yield from _folders(path, around | {own})
 
 
 def _is_fixed(part: str) -> bool:
