@@ -71,6 +71,14 @@ def test_values_of_postgres_come_back_as_they_went_in(url: str, tmp_path: Path) 
     assert (c["price"], c["raw"], c["doc"], c["tags"]) == (Decimal("1234567890.10"), b"", "text", [])
 
 
+@pytest.mark.parametrize("value", ["interval '1 month 2 days'", "ARRAY[interval '1 day']"])
+def test_intervals_are_refused_by_each_driver(value: str, url: str, tmp_path: Path) -> None:
+    with pytest.raises(SchemaError, match="'span'"):
+        build(tmp_path, url, sql_query=f"SELECT 1 AS n, {value} AS span")
+    cast = build(tmp_path, url, sql_query=f"SELECT 1 AS n, ({value})::text AS span")
+    assert len(str(all_rows(cast)[0]["span"])) > 4
+
+
 def test_many_rows_are_streamed_and_typed_by_all_of_them(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batches: list[int] = []
     stream = database._stream

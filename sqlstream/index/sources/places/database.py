@@ -57,6 +57,8 @@ _NEEDED_MODULE = re.compile(r"Required module '(\w+)' failed to import")
 _ROWS_AT_A_TIME = 8192
 _EARLIEST = {"date32[day]": -2_440_588, "timestamp[us]": -2_440_588 * 86_400_000_000}
 """The first day of PostgreSQL, in days since 1970; its first moment, in microseconds."""
+_INTERVALS = (1186, 1187)
+"""PostgreSQL's numbers of the types interval and interval[]."""
 _BIND = re.compile(r"(?<![:\w\\]):(?=\w)")  # what SQLAlchemy's text() would take for a parameter
 
 
@@ -145,9 +147,20 @@ def _through_sqlalchemy(url: str, query: str) -> Iterator[pa.RecordBatch]:
             connection.exec_driver_sql("PRAGMA query_only=ON")
         with connection.execute(sqlalchemy.text(_BIND.sub(r"\\:", query))) as result:
             names = list(result.keys())
+            _check_intervals(result.cursor, engine.dialect.name)
             yield _batch(names, [])  # columns of a result without rows
             for rows in result.partitions(_ROWS_AT_A_TIME):
                 yield _batch(names, rows)
+
+
+def _check_intervals(cursor: Any, dialect: str) -> None:
+    """Raise SchemaError for intervals of PostgreSQL: its drivers make 30 days of a month."""
+    for column in cursor.description if dialect == "postgresql" and cursor is not None else ():
+        if column[1] in _INTERVALS:
+            raise SchemaError(
+                f"column {column[0]!r} has intervals, whose months have no length: write {quote(column[0])}::text in the "
+                f"query, or EXTRACT(EPOCH FROM {quote(column[0])}) for seconds"
+            )
 
 
 def _check_is_there(url: str) -> None:
