@@ -407,3 +407,8 @@ def test_moments_are_those_of_utc_wherever_the_machine_is(tmp_path: Path, monkey
         monkeypatch.setenv("TZ", zone)  # read by the process of the query
         (row,) = all_rows(build(tmp_path, rows, sql_query=f"{query} -- {zone}", sql_engine="duckdb"))
         assert row == {"hour": 20, "day": dt.date(2024, 1, 31), "same": True}
+
+
+def test_what_is_no_moment_is_said_with_what_is_one(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(QueryError, match=r"year says .*'x-y-z' is no day or moment: give one as 2024-01-31 10:00:00"):
+        run_query(build(tmp_path, path), "SELECT year(text) FROM dataframe WHERE text LIKE 'x%'")

@@ -349,3 +349,13 @@ def test_columns_of_rows_are_made_without_an_object_for_each_row() -> None:
     assert num_made < 100
     assert columns == list(zip(*rows, strict=True))
     assert columns_of([]) == []
+
+
+def test_uuids_within_lists_are_refused_by_their_type(tmp_path: Path) -> None:
+    ids = pa.ExtensionArray.from_storage(pa.uuid(), pa.array([uuid.UUID(int=7).bytes], pa.binary(16)))
+    lists = pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), ids)
+    for array in (lists, pa.StructArray.from_arrays([lists], ["in"])):
+        with pytest.raises(
+            SchemaError, match=r"'ids' has the type .*uuid.*, which an index cannot hold: .*write it as another type"
+        ):
+            build(tmp_path, pa.table({"ids": array}))

@@ -199,7 +199,10 @@ def _remainder(number: Any, divisor: Any) -> int | float | None:
 
 
 def _moment(value: str) -> dt.datetime:
-    moment = dt.datetime.fromisoformat(str(value)[:26])
+    try:
+        moment = dt.datetime.fromisoformat(str(value)[:26])
+    except ValueError:
+        raise ValueError(f"{str(value)[:40]!r} is no day or moment: give one as 2024-01-31 10:00:00") from None
     return moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)
 
 

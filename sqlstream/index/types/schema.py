@@ -90,7 +90,7 @@ def normalise(field: pa.Field[Any], file: str) -> pa.Field[Any]:
             f"{file}: column {field.name!r} has the type {field.type}, which an index cannot hold: "
             "leave it out with index_cols_to_keep, or write it as another type"
         )
-    if getattr(field.type, "extension_name", None) == "arrow.uuid":
+    if _is_uuid(field.type):
         return pa.field(field.name, kind, metadata={ENCODING: UUID})
     return field.with_type(kind)
 
@@ -150,15 +150,24 @@ def normal_type(kind: Any) -> Any:
 
 def _normal_nested(kind: Any) -> Any:
     if types.is_map(kind):
-        key, item = normal_type(kind.key_type), normal_type(kind.item_type)
+        key, item = _normal_part(kind.key_type), _normal_part(kind.item_type)
         return None if key is None or item is None else pa.map_(key, item)
     if types.is_struct(kind):
-        fields = [(field.name, normal_type(field.type)) for field in kind]
+        fields = [(field.name, _normal_part(field.type)) for field in kind]
         return None if any(child is None for _, child in fields) else pa.struct(fields)
     if types.is_union(kind):
         return None
-    value = normal_type(kind.value_type)  # every kind of list
+    value = _normal_part(kind.value_type)  # every kind of list
     return None if value is None else pa.list_(value)
+
+
+def _normal_part(kind: Any) -> Any:
+    """Return the plain form of a type within another one; UUIDs there have no form in JSON."""
+    return None if _is_uuid(kind) else normal_type(kind)
+
+
+def _is_uuid(kind: Any) -> bool:
+    return getattr(kind, "extension_name", None) == "arrow.uuid"
 
 
 _NORMAL: tuple[tuple[Callable[[Any], bool], Any], ...] = (
