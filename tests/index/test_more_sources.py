@@ -100,6 +100,10 @@ ENCODINGS = [
     ("utf-32-le", codecs.BOM_UTF32_LE, None),
     ("utf-8", codecs.BOM_UTF8, None),
     ("utf-8", codecs.BOM_UTF8, "UTF8"),
+    ("utf-16-le", codecs.BOM_UTF16_LE, "utf-16-le"),
+    ("utf-16-be", codecs.BOM_UTF16_BE, "UTF-16BE"),
+    ("utf-32-be", codecs.BOM_UTF32_BE, "utf_32_be"),
+    ("utf-16-le", b"", "utf-16-le"),
 ]
 
 
@@ -117,6 +121,14 @@ def test_encodings(extension: str, encoding: str, mark: bytes, given: str | None
     if given is not None and not mark:
         with pytest.raises(SourceError, match=r"UTF-8|encoding"):
             build(tmp_path, path)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-be"])
+def test_a_csv_of_wide_characters_without_a_mark_is_refused_by_what_helps(encoding: str, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes("index,n\na,1\n".encode(encoding))
+    with pytest.raises(SourceError, match=r"t\.csv: the header has NUL.*give encoding, as 'utf-16-le'"):
+        build(tmp_path, tmp_path / "t.csv")
+    assert all_rows(build(tmp_path, tmp_path / "t.csv", encoding=encoding)) == [{"index": "a", "n": 1}]
 
 
 @pytest.mark.parametrize("extension", [".csv", ".json", ".jsonl"])

@@ -57,11 +57,14 @@ class Reading:
 
     def encoding_of(self, source: ByteSource) -> str:
         """Return the name of the text's encoding; byte order marks are skipped with it."""
-        if self.encoding is not None:  # UTF-8 may have a mark, also where it is named
-            return "utf-8-sig" if codecs.lookup(self.encoding).name == "utf-8" else self.encoding
-        with self.open_bytes(source) as file:
-            start = file.read(4)
-        return next((encoding for mark, encoding in _MARKS if start.startswith(mark)), "utf-8-sig")
+        named = codecs.lookup(self.encoding or "utf-8").name
+        if self.encoding is None or named.startswith(("utf-16-", "utf-32-")):  # which take a mark for a character
+            with self.open_bytes(source) as file:
+                start = file.read(4)
+            for mark, encoding in _MARKS:
+                if start.startswith(mark) and (self.encoding is None or named.startswith(encoding)):
+                    return encoding
+        return "utf-8-sig" if named == "utf-8" else str(self.encoding)  # UTF-8 may have a mark, also where it is named
 
 
 PLAIN = Reading()

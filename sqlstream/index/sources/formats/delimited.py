@@ -115,6 +115,11 @@ class DelimitedTable:
                 ) from error
         if header is None:
             raise SourceError(f"{self._name} is empty: it needs a header line with the names of the columns")
+        if any("\0" in name for name in header):
+            raise SourceError(
+                f"{self._name}: the header has NUL, as texts in UTF-16 and UTF-32 without a byte order mark do: give encoding, "
+                "as 'utf-16-le' or 'utf-16-be'"
+            )
         if _FOR_EXCEL.fullmatch(self._delimiter.join(header)):
             raise SourceError(
                 f"{self._name} begins with {self._delimiter.join(header)!r}, a note for Excel in the place of the names of the "
