@@ -11,6 +11,7 @@ batches in Arrow's compact form say what they unfold to. So rows are counted bef
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -220,8 +221,9 @@ class _Leaves:
         self._most_list_bytes = most_list_bytes
         self._metadata = metadata
         paths = [(at, metadata.schema.column(at)) for at in range(metadata.num_columns)]
+        names = frozenset(columns)
         # A name may hold dots: what begins like a wanted one is looked at, too.
-        self._wanted = [(at, c) for at, c in paths if any(c.path == name or c.path.startswith(f"{name}.") for name in columns)]
+        self._wanted = [(at, c) for at, c in paths if not names.isdisjoint(accumulate(c.path.split("."), "{}.{}".format))]
         self.texts = [column.path for _, column in self._wanted if column.physical_type == "BYTE_ARRAY"]
         """Paths of those whose values have lengths of their own."""
 
