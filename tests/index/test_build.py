@@ -433,3 +433,21 @@ def test_where_a_second_thread_does_not_start_arrow_which_would_wait_for_ever_is
     assert not started[0].is_alive()
     monkeypatch.undo()
     assert len(all_rows(build(tmp_path, numbers(tmp_path / "numbers.csv")))) == 10
+
+
+def test_a_table_of_very_many_columns_is_begun_at_once(tmp_path: Path) -> None:
+    names = [f"c{number}" for number in range(1900)]
+    begun = time.process_time()
+    index = build(tmp_path, pa.table({name: pa.array([1, None], pa.int64()) for name in names}))
+    assert time.process_time() - begun < 3, "10 s of a statement for each column, which reads the schema anew"
+    assert all_rows(index)[1] == dict.fromkeys(names)
+
+
+def test_columns_may_come_before_and_behind_the_first_row(tmp_path: Path) -> None:
+    empty, first = pa.table({"a": pa.array([], pa.int64())}), pa.table({"B": [1.5], "b": ["x"], "a": [None]})
+    index = build(tmp_path, [empty, first, empty, pa.table({"c": [True], "d": [b"y"], "a": [2]})])
+    rows = [{name: row[name] for name in row if name != "__source__"} for row in all_rows(index)]
+    assert rows == [
+        {"a": None, "B": 1.5, "b": "x", "c": None, "d": None},
+        {"a": 2, "B": None, "b": None, "c": True, "d": b"y"},
+    ]

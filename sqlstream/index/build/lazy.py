@@ -375,8 +375,8 @@ class LazyIndex(Index):
         wanted = self.check_condition() or {self.columns[0].name}
         with contextlib.closing(IndexWriter(path, self.wanted_key, first_row=int(self.bounds[number]))) as writer:
             writer.begin_source(self.place_of(number).file, pa.schema([]))
-            for column in self.columns:  # in this order, so that each has the same name in SQL
-                writer.add_column(column.field, column.declared)
+            # In this order, so that each has the same name in SQL.
+            writer.add_columns((column.field, column.declared) for column in self.columns)
             for start in range(0, batch.num_rows, _ROWS_AT_A_TIME):
                 names = [name for name in batch.schema.names if name in wanted] or batch.schema.names[:1]
                 writer.write_batch(batch.select(names).slice(start, _ROWS_AT_A_TIME))

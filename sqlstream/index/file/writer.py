@@ -61,7 +61,6 @@ CREATE TABLE columns (position INTEGER PRIMARY KEY, name TEXT NOT NULL, physical
 CREATE TABLE sources (position INTEGER PRIMARY KEY, url TEXT NOT NULL, size_bytes INTEGER, etag TEXT,
     first_row INTEGER NOT NULL, identity TEXT NOT NULL) STRICT;
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
-CREATE TABLE rows (row INTEGER PRIMARY KEY);
 """
 
 
@@ -84,21 +83,18 @@ class IndexWriter:
     """
 
     def __init__(self, path: Path, key_column: str, *, first_row: int = 0, room: IndexRoom | None = None) -> None:
-        self._path = path
-        self._first_row = first_row
+        self._path, self._first_row = path, first_row
         self._room, self._make_room = room, room.on_growth(path) if room is not None else lambda: None
-        self._num_elsewhere = 0
-        goes_on = path.exists()
+        self._num_elsewhere, self._is_new = 0, not path.exists()
         self._connection = sqlite3.connect(path, isolation_level=None, factory=GuardedConnection)
         for pragma in _PRAGMAS:
             self._connection.execute(f"PRAGMA {pragma}")
-        if not goes_on:
-            self._connection.executescript(_SCHEMA)
-            # Ids are given from here on; finish() deletes it.
-            self._connection.execute("INSERT INTO rows (row) VALUES (?)", (first_row - 1,))
-        self._connection.execute("BEGIN")
         self._schema = TableSchema()
         self._columns: dict[str, Column] = {}
+        if self._is_new:
+            self._connection.executescript(_SCHEMA)
+            self._begin_rows()
+        self._connection.execute("BEGIN")
         self._taken = {identity(ROW), *NO_NAMES}
         self._sources: list[_Source] = []
         self._short_moments: set[str] = set()
@@ -113,7 +109,7 @@ class IndexWriter:
         """Names of columns that the source's files have, kept or not, in their order: for the error of one that none has."""
         self.row_rule: str | None = None
         """What a source says of its rows (`DirectoryTable.row_rule`)."""
-        if goes_on:
+        if not self._is_new:
             self._take_over()
 
     def _take_over(self) -> None:
@@ -204,8 +200,7 @@ class IndexWriter:
                 self._check_widened(self._columns[name], urls.redact(source.url))
             if name in before and is_decimal(before[name].type) and field.type.scale != before[name].type.scale:
                 self._rescale(self._columns[name], field.type.scale)
-            if name not in self._columns:
-                self.add_column(field, declared(field))
+        self.add_columns((field, declared(field)) for name, field in self._schema.fields.items() if name not in self._columns)
         self._sources.append(_Source(source, self.num_rows, digest))
         self._last_names = schema.names
         self._content.begin(schema.names)
@@ -238,17 +233,28 @@ class IndexWriter:
 
     def add_column(self, field: pa.Field[Any], declared_as: str) -> None:
         """Add an empty column; earlier rows read as None there."""
-        self._schema.fields.setdefault(field.name, field)
-        column = Column(
-            name=field.name,
-            physical=physical_name(field.name, self._taken),
-            position=len(self._columns),
-            arrow_field=b"",  # the type may still widen
-            type="",
-            declared=declared_as,
-        )
-        self._connection.execute(f"ALTER TABLE rows ADD COLUMN {quote(column.physical)} {declared_as}")
-        self._columns[field.name] = column
+        self.add_columns([(field, declared_as)])
+
+    def add_columns(self, fields: Iterable[tuple[pa.Field[Any], str]]) -> None:
+        """Add empty columns, each with its type in the file; all at once while there is no row: each is slow among many."""
+        added = list[Column]()
+        for field, declared_as in fields:
+            self._schema.fields.setdefault(field.name, field)
+            own, at = physical_name(field.name, self._taken), len(self._columns)
+            added.append(Column(name=field.name, physical=own, position=at, arrow_field=b"", type="", declared=declared_as))
+            self._columns[field.name] = added[-1]  # its type may still widen
+        if added and self._is_new and self.num_rows == self._num_elsewhere:
+            self._connection.execute("DROP TABLE rows")
+            self._begin_rows()
+            return
+        for column in added:
+            self._connection.execute(f"ALTER TABLE rows ADD COLUMN {quote(column.physical)} {column.declared}")
+
+    def _begin_rows(self) -> None:
+        """Make the table; ids are given from the first one on, and `finish` deletes the row before it."""
+        columns = (f", {quote(column.physical)} {column.declared}" for column in self._columns.values())
+        self._connection.execute(f"CREATE TABLE rows ({ROW} INTEGER PRIMARY KEY{''.join(columns)})")
+        self._connection.execute(f"INSERT INTO rows ({ROW}) VALUES (?)", (self._first_row - 1,))
 
     def _keep_negative_zeros(self, column: Column, values: Sequence[Any]) -> None:
         """Declare a column that began with integers as one of floats is, if there is a -0.0, of which SQLite would make 0."""
