@@ -123,6 +123,7 @@ def test_a_lazy_index_and_weights_compare_alike(tmp_path: Path) -> None:
         "SELECT * FROM dataframe WHERE us || 'x' = '2024-01-31'",
         "SELECT * FROM dataframe WHERE us = '2024-01-31' || 'x'",
         "SELECT '2024-01-31' AS us FROM dataframe",
+        "SELECT CAST(us AS label) FROM dataframe WHERE label = '2024-01-31'",
         "SELECT * FROM dataframe WHERE us = '2024-01-31T10:00+02:00'",
         "SELECT * FROM dataframe WHERE us = '2024-02-31'",
     ],
@@ -273,6 +274,26 @@ def test_a_text_is_compared_as_duckdb_compares_it_beside_a_column_of_any_type(tm
     assert len({str(values) for values in found["sqlite"]}) > 20
 
 
+@pytest.mark.parametrize(
+    ("query", "kept"),
+    {
+        "SELECT label, max(us) FROM dataframe GROUP BY label HAVING max(us) <= '2024-01-31'": ["2024-01-30"],
+        "SELECT label, t.n FROM dataframe t GROUP BY label HAVING '2024-01-31' = min(t.us)": ["2024-01-31"],
+        "SELECT label FROM (SELECT label, max(day) AS last FROM dataframe GROUP BY label) WHERE last > '2024-01-31 00:00'": [
+            "2024-02-01"
+        ],
+        "SELECT label, max(us) AS m FROM dataframe GROUP BY label HAVING m = '2024-02-01T00:00'": ["2024-02-01"],
+    }.items(),
+)
+def test_the_first_and_the_last_moment_are_compared_as_moments(query: str, kept: list[str], index: Index) -> None:
+    assert [row[0] for row in run_query(index, query)[1]] == kept
+
+
+def test_the_largest_of_texts_is_no_number(index: Index) -> None:
+    with pytest.raises(QueryError, match="'label', which are texts, are more or less than a number"):
+        run_query(index, "SELECT n FROM dataframe GROUP BY n HAVING max(label) > 5")
+
+
 def test_long_lists_of_texts_beside_moments_take_no_time(tmp_path: Path) -> None:
     index = build(tmp_path, write(tmp_path))
     labels = ", ".join(f"'{n:06}'" for n in range(18_000))
@@ -285,6 +306,7 @@ def test_long_lists_of_texts_beside_moments_take_no_time(tmp_path: Path) -> None
 def test_what_an_earlier_version_kept_of_such_a_comparison_is_made_again(tmp_path: Path) -> None:
     columns = build(tmp_path, numbers_and_others(tmp_path)).columns
     anew = ["price < '1'", "n = 1 AND '1' = t.count", "CASE us WHEN '2024-01-31' THEN 2 END", "us IS NOT DISTINCT FROM s"]
+    anew.append("n IN (SELECT n FROM dataframe GROUP BY n HAVING max(us) = '2024-01-31')")
     same = ["price < 1", "us > '2024-01-31'", "price > 1 AND us IN ('2024-01-31')", "us IS NULL", "n < '1'", "price = 'a", "id"]
     assert [changes(sql, "sqlite", columns) for sql in anew] == [{"texts": "spelled"}] * len(anew)
     assert [changes(sql, "sqlite", columns) for sql in same] == [{}] * len(same)

@@ -36,6 +36,8 @@ _TRUTH = {"true": "1", "t": "1", "false": "0", "f": "0"}
 _COMPARISONS = tuple(
     words.split() for words in ("is not distinct from", "is distinct from", "is not", "is", *"= == <> != < <= > >=".split())
 )
+_SAME = frozenset("min max".split())
+"""What gives one of a column's values."""
 _NEW = frozenset("is not from when".split())
 """What stands beside a value that earlier versions did not compare."""
 _IS = re.compile(r"\bis\b|\bcase\b")
@@ -148,7 +150,7 @@ def _kinds(columns: Sequence[Column]) -> dict[str, _Spelling]:
 def _comparisons(found: Sequence[Token], kinds: dict[str, _Spelling]) -> Iterator[_Comparison]:
     """Yield the values of a statement that are to be spelled otherwise."""
     words = words_of(found)
-    computed, openings = computed_names(words, kinds), _openings(words)
+    computed, openings, has_new = computed_names(words, kinds), _openings(words), not _SAME.isdisjoint(words)
     for at, token in enumerate(found):
         place = at + 1
         own = kinds.get(words[place])
@@ -159,7 +161,7 @@ def _comparisons(found: Sequence[Token], kinds: dict[str, _Spelling]) -> Iterato
         other = kinds.get(name)
         if other is None or any(one.gives(name, place) or one.gives(words[place], place) for one in computed):
             continue
-        is_new = other.kind in _NUMBERS or other.kind == "uuid" or not _NEW.isdisjoint((words[first - 1], words[place + 1]))
+        is_new = has_new or other.kind in (*_NUMBERS, "uuid") or not _NEW.isdisjoint((words[first - 1], words[place + 1]))
         if own is None and (spelled := other.spelled(token.name)) is not None:
             yield _Comparison(at, Token(f" {spelled} ", spelled.strip("'"), token.before), is_new)
         elif own is not None and (lacking := own.lacks(other)):
@@ -259,8 +261,8 @@ def computed_names(words: Sequence[str], kinds: dict[str, Any]) -> list[Computed
         elif word == ")" and brackets:
             start, names = brackets.pop()
             found += [ComputedName(name, start, at) for name in sorted(names)]
-        elif words[at - 1] == "as" and word:
-            of = words[at - 2] if words[at - 3] in ("select", "distinct", ",", ".") else ""
+        elif words[at - 1] == "as" and word and not (brackets and words[brackets[-1][0] - 1] == "cast"):
+            of = _name_before(words, at - 1)
             if of in kinds:
                 kinds.setdefault(word, kinds[of])
             if word in kinds and kinds.get(of) != kinds[word]:
@@ -275,13 +277,21 @@ def _is_end(word: str) -> bool:
 
 
 def _name_before(words: Sequence[str], end: int) -> str:
-    """Return the name that ends before `end`, if it stands alone; of `a.b`, b."""
+    """Return the name that ends before `end`, if it stands alone; of `a.b`, b; of `max(b)`, too."""
     last = end - 2 if words[end - 1] == "not" else end - 1
+    is_call = words[last] == ")"
+    last -= is_call
     first = last - 2 if words[last - 1] == "." else last
-    return words[last] if _is_end(words[first - 1]) else ""
+    if is_call:
+        first = first - 2 if words[first - 1] == "(" and words[first - 2] in _SAME else 0
+    return words[last] if first and _is_end(words[first - 1]) else ""
 
 
 def _name_after(words: Sequence[str], start: int) -> str:
-    """Return the name that begins at `start`, if it stands alone; of `a.b`, b."""
-    last = start + 2 if words[start + 1 : start + 2] == ["."] else start
-    return words[last] if _is_end(words[last + 1]) else ""
+    """Return the name that begins at `start`, if it stands alone; of `a.b`, b; of `max(b)`, too."""
+    is_call = words[start] in _SAME and words[start + 1 : start + 2] == ["("]
+    first = start + 2 * is_call
+    last = first + 2 if words[first + 1 : first + 2] == ["."] else first
+    if is_call and words[last + 1 : last + 2] != [")"]:
+        return ""
+    return words[last] if _is_end(words[last + 1 + is_call]) else ""
