@@ -66,9 +66,9 @@ def plan_splits(shares: Mapping[str, float]) -> tuple[Split, ...]:
     for name, share in shares.items():
         if not name.replace("-", "_").isidentifier():
             raise ConfigError(f"split {name!r} is no name: give letters, digits and '_' ({REST!r} is the rest)")
-        if isinstance(share, bool) or not isinstance(share, int | float):
+        if not isinstance(share, int | float | str):  # a float32 of numpy, a Decimal
             raise ConfigError(f"split {name}={share!r} is of the type {type(share).__name__}: give a float, such as 0.1")
-        if not 0 < share <= 1:
+        if isinstance(share, bool | str) or not 0 < share <= 1:
             raise ConfigError(f"split {name}={share!r} is out of range: give a share above 0, at most 1")
     total = math.fsum(shares.values())
     if total > 1 + _ROUNDING:

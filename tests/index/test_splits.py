@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,9 @@ from sqlstream.index.splits import plan_splits
     ("share", "why"),
     [
         (np.float32(0.1), "is of the type float32: give a float, such as 0.1"),
-        ("0.1", "is of the type str: give a float"),
-        (True, "is of the type bool"),
+        (Decimal("0.1"), "is of the type Decimal: give a float"),
+        (None, "is of the type NoneType"),
+        ("0.1", "is out of range: give a share above 0, at most 1"),
         (1.5, "is out of range: give a share above 0, at most 1"),
         (float("nan"), "is out of range"),
     ],
