@@ -23,11 +23,20 @@ def test_links_to_folders_that_hold_them_are_not_followed_and_others_are(tmp_pat
     links = {"d/one/up": "d", "d/one/on": "d/two", "d/two/back": "d/one", "d/two/above": ".", "d/other": "beside"}
     for at, to in links.items():
         (tmp_path / at).symlink_to(tmp_path / to)
+    (tmp_path / "d/itself").symlink_to("itself")
     found = [row["name"] for row in all_rows(build(tmp_path, tmp_path / "d/**/one/*.csv"))]
     assert set(found) == {"d/one"}
     every = [row["name"] for row in all_rows(build(tmp_path, tmp_path / "d/**/**/*.csv"))]
     assert set(every) == {"d/one", "d/two", "beside"}
     assert len(every) < 20, "glob goes around for ever"
+
+
+def test_a_link_to_itself_is_one_to_nowhere(tmp_path: Path) -> None:
+    make_samples(tmp_path / "d", "a.jpg", "below/b.jpg")
+    for name, to in {"itself": "itself", "c.jpg": "c.jpg", "gone.jpg": "gone", "below/up": ".."}.items():
+        (tmp_path / "d" / name).symlink_to(to)
+    rows = all_rows(build(tmp_path, tmp_path / "d", data_type="image"))
+    assert [row["image"] for row in rows] == ["a.jpg", "below/b.jpg"]
 
 
 @pytest.mark.parametrize("where", ["local", "remote"])

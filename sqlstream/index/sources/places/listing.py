@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -116,7 +117,13 @@ def _scan(path: str) -> _SampleFolder:
     folders, names = [], []
     with os.scandir(path) as entries:
         for entry in entries:
-            if entry.is_dir():
+            try:
+                is_folder = entry.is_dir()
+            except OSError as error:
+                if error.errno != errno.ELOOP:
+                    raise
+                continue  # a link to itself leads nowhere
+            if is_folder:
                 folders.append(entry.path)
             else:
                 names.append(entry.name)

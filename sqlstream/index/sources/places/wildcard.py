@@ -132,10 +132,11 @@ def _folders(folder: str, around: frozenset[str]) -> Iterator[str]:
     if own in around:
         return
     yield folder.rstrip("/")
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        below = [entry.path for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
-        for path in below:
-            yield from _folders(path, around | {own})
+    below: list[str] = []
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:  # as glob: what may not be read has no files
+        below += (entry.path for entry in entries if not entry.name.startswith(".") and os.path.isdir(entry.path))
+    for path in below:
+        yield from _folders(path, around | {own})
 
 
 def _is_fixed(part: str) -> bool:
