@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from sqlstream.cache import Cache
+from sqlstream.cache.files.read_hold import ReadHold
 from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.cache.model.tuning import CacheTuning
 from sqlstream.testing.invariants import check_invariants
@@ -127,3 +128,17 @@ def test_an_entry_that_many_samples_share_counts_once(directory: Path, way: str)
         assert cache.statistics().pinned_entries == 0
         assert fetcher.num_gets.total() == 4
     check_invariants(directory, at_rest=True)
+
+
+def test_a_hit_that_was_none_is_taken_back_once_however_many_samples_of_its_window_share_it(cache: Cache) -> None:
+    session = Session(cache)
+    for hold in session.acquire([[ref] for ref in REFS]):  # a window of hits: misses are expected no more
+        session.release(hold)
+    holds = session.acquire([REFS[:1]] * 4, for_reading=True)
+    assert isinstance(holds[0], ReadHold)
+    num_hits = cache.statistics().hits
+    Path(session.disk.data_path(REFS[0].key, REFS[0].ext)).unlink()
+    assert [session.claim(hold) for hold in holds] == [False] * 4
+    assert cache.statistics().hits == num_hits - 1
+    cache.acquire_many(URLS[:1])
+    cache.release_many(URLS[:1])

@@ -532,7 +532,7 @@ def test_ctrl_c_at_any_moment_of_claim_and_release_leaves_no_lock(cache: Cache) 
     ready = Session(cache).ledger.find_ready([ref.key for ref in REFS[:2]])
     rows = [ready[ref.key] for ref in REFS[:2]]
     before = open_files(cache.path)
-    shared = ReadLocks(Session(cache).disk.data, lambda _: None, KeptLocks())
+    shared = ReadLocks(Session(cache).disk.data, lambda *_: None, KeptLocks())
 
     came: list[int] = []
 
@@ -549,7 +549,7 @@ def test_ctrl_c_at_any_moment_of_claim_and_release_leaves_no_lock(cache: Cache) 
     handler = signal.signal(signal.SIGALRM, interrupt)
     try:
         for number in range(600):
-            hold = ReadHold(REFS[:2], rows, shared)
+            hold = ReadHold(REFS[:2], rows, shared, {})
             came.clear()
             try:
                 signal.setitimer(signal.ITIMER_REAL, 1e-6 * (1 + number / 6))

@@ -270,7 +270,7 @@ def test_a_handler_that_raises_around_a_transform_comes_as_its_error_and_leaves_
 
 def test_python_calls_no_function_of_ours_as_it_forgets_open_files(tmp_path: Path) -> None:
     paths = [tmp_path / "a", tmp_path / "b"]
-    shared, held = ReadLocks("", lambda _: None, KeptLocks()), dict[str, ReadLock]()
+    shared, held = ReadLocks("", lambda *_: None, KeptLocks()), dict[str, ReadLock]()
     for path in paths:
         path.write_bytes(b"1")
         assert shared.lock(str(path), 1, held)

@@ -110,7 +110,7 @@ class Held:
 
     def __init__(self, path: Path) -> None:
         self.open_files: dict[str, ReadLock] = {}
-        assert ReadLocks("", lambda _: None, KeptLocks()).lock(str(path), path.stat().st_size, self.open_files)
+        assert ReadLocks("", lambda *_: None, KeptLocks()).lock(str(path), path.stat().st_size, self.open_files)
 
 
 def test_a_lent_file_is_read_where_it_is_open_until_it_is_closed(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from sqlstream.cache.acquire.holds import Hold
 from sqlstream.cache.acquire.owner import Owner
 from sqlstream.cache.acquire.uses import UsageLog, UseRules
 from sqlstream.cache.files.disk import Disk, changed_files
-from sqlstream.cache.files.read_hold import KeptLocks, ReadHold, ReadLocks
+from sqlstream.cache.files.read_hold import KeptLocks, Noted, ReadHold, ReadLocks
 from sqlstream.cache.ledger.ledger import Ledger
 from sqlstream.cache.model.policies import policy_in_ledger
 from sqlstream.cache.model.refs import ObjectRef
@@ -91,7 +91,8 @@ class Lookup:
         ready = self._find({ref.key: ref.is_stored_sample for group in groups for ref in group}, len(groups))
         if ready is None:
             return None
-        return [ReadHold(group, (*map(ready.__getitem__, map(_KEY_OF, group)),), self._read_locks) for group in groups]
+        locks = self._read_locks
+        return [ReadHold(group, (*map(ready.__getitem__, map(_KEY_OF, group)),), locks, ready) for group in groups]
 
     def read_one(self, group: Sequence[ObjectRef]) -> ReadHold | None:
         """Return a read hold on one sample; what the ledger said of its objects before is asked once.
@@ -109,10 +110,11 @@ class Lookup:
             self._remembered.update(zip(map(_KEY_OF, group), holds[0].rows, strict=True))
             return holds[0]
         self._num_left -= 1
-        self._note(dict.fromkeys(map(_KEY_OF, group)), rules)
-        return ReadHold(group, rows, self._read_locks)  # type: ignore[arg-type]  # None is not in them
+        noted = dict.fromkeys(map(_KEY_OF, group))
+        self._note(noted, rules)
+        return ReadHold(group, rows, self._read_locks, noted)  # type: ignore[arg-type]  # None is not in them
 
-    def _find(self, wanted: Mapping[bytes, bool], num_samples: int) -> Mapping[bytes, ReadyRow] | None:
+    def _find(self, wanted: Mapping[bytes, bool], num_samples: int) -> dict[bytes, ReadyRow] | None:
         """Return the rows of objects, whose uses are noted; None: this takes a transaction.
 
         Args:
@@ -142,10 +144,11 @@ class Lookup:
         if not self._background.is_woken:
             self._background.wake()
 
-    def _was_missed(self, refs: Sequence[ObjectRef]) -> None:
+    def _was_missed(self, refs: Sequence[ObjectRef], noted: Noted) -> None:
         keys = {*map(_KEY_OF, refs)}
-        self.uses.take_back(len(keys))
+        self.uses.take_back(len(keys & noted.keys()))
         for key in keys:
+            noted.pop(key, None)  # another hold on it, of the same window, takes nothing back
             self._remembered.pop(key, None)
 
     def missing(self, keys: Set[bytes]) -> Set[bytes]:

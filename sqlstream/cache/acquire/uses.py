@@ -89,7 +89,7 @@ class UsageLog:
         """Count uses that nothing rolls back any more.
 
         Args:
-            hits: The objects that were here, by their keys; not changed afterwards.
+            hits: The objects that were here, by their keys.
             rules: What is to be noted.
             num_misses: How many were not here.
             all_ranks: What a policy that looks ahead makes of each use, and maybe of others.

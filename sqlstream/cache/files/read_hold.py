@@ -11,7 +11,7 @@ import select
 import stat
 import weakref
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 from sqlstream.cache.model.refs import ObjectRef
 from sqlstream.cache.model.rows import ReadyRow
@@ -23,6 +23,7 @@ MAX_KEPT = 64
 _READ_PLAIN = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # never through a link, never waiting for a pipe
 _LOCK_SHARED_NOW = fcntl.LOCK_SH | fcntl.LOCK_NB
 _OWNER_OF = select.epoll.fromfd
+Noted: TypeAlias = dict[bytes, Any]
 _locks: dict[str | int, weakref.ref[ReadLock]] = {}
 """All read locks: those that holds share by their path, others by identity."""
 
@@ -96,11 +97,11 @@ class ReadLocks:
 
     Args:
         data: The cache's folder of files.
-        was_missed: Called with the objects of a hold when not all of them are as the ledger said.
+        was_missed: Called with the objects of a hold, and what was noted with them, when not all are as the ledger said.
         kept: Shards that stay open.
     """
 
-    def __init__(self, data: str, was_missed: Callable[[Sequence[ObjectRef]], None], kept: KeptLocks) -> None:
+    def __init__(self, data: str, was_missed: Callable[[Sequence[ObjectRef], Noted], None], kept: KeptLocks) -> None:
         self.data = data
         self.was_missed = was_missed
         self.kept = kept
@@ -148,9 +149,10 @@ class ReadHold:
         refs: Its objects.
         rows: What the ledger said of each.
         locks: Where the files are, and what locks them.
+        noted: The objects whose uses were noted together, by key; the holds on them share it.
     """
 
-    __slots__ = ("_locks", "open_files", "paths", "refs", "rows")
+    __slots__ = ("_locks", "_noted", "open_files", "paths", "refs", "rows")
 
     is_read_hold: ClassVar[bool] = True
     is_settled: ClassVar[bool] = True
@@ -159,7 +161,7 @@ class ReadHold:
     error: ClassVar[Exception | None] = None
     files: ClassVar[None] = None
 
-    def __init__(self, refs: Sequence[ObjectRef], rows: Sequence[ReadyRow], locks: ReadLocks) -> None:
+    def __init__(self, refs: Sequence[ObjectRef], rows: Sequence[ReadyRow], locks: ReadLocks, noted: Noted) -> None:
         self.refs = refs
         self.paths: Sequence[str] = ()
         """Where its objects are, in their order, from the claim to the release."""
@@ -167,6 +169,7 @@ class ReadHold:
         """The files by path, from the claim to the release: a reader of the object need not open it again."""
         self.rows = rows
         self._locks = locks
+        self._noted = noted
 
     @property
     def charges(self) -> dict[bytes, int]:
@@ -192,7 +195,7 @@ class ReadHold:
             # ledger will tell.
             if path not in files and not locks.lock(path, size_bytes, files):
                 self.close()
-                locks.was_missed(self.refs)
+                locks.was_missed(self.refs, self._noted)
                 return False
             if ref.members:
                 locks.kept.keep(path, files[path])
