@@ -48,7 +48,7 @@ class BlockLayout:
     def __post_init__(self) -> None:
         """Check bounds and window."""
         check_at_least("window", self.window, 1)
-        if len(self.bounds) > MAX_BLOCKS:
+        if len(self.bounds) - 1 > MAX_BLOCKS:
             raise ConfigError(f"{len(self.bounds) - 1} blocks are more than 2**24 = {MAX_BLOCKS}: make larger ones")
         _sizes_of(self.bounds)
 

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from sqlstream.config import INT64_MAX
+from sqlstream.errors import ConfigError
 from sqlstream.order.permute import Int64Array
 from sqlstream.order.weights import WeightedRows
 
@@ -81,7 +83,16 @@ class Era:
             epoch: The epoch.
             phases: Draws that each bucket has ahead: [B].
             batches: Samples of a batch of each: [B].
+
+        Raises:
+            ConfigError: The draws of a bucket before that epoch are more than 64 bits count.
         """
+        num_epochs = INT64_MAX // int(self.rates.max(initial=1)) - 1
+        if epoch - self.first_epoch > num_epochs:
+            raise ConfigError(
+                f"epoch={epoch} of batches by bucket is out of range: the draws before it are more than 64 bits count; give an "
+                f"epoch below {self.first_epoch + num_epochs}"
+            )
         drawn = (epoch - self.first_epoch) * self.rates + (phases << self.shift)  # [B]
         before: Int64Array = drawn // (batches << self.shift)  # [B]
         return before

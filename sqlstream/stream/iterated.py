@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from sqlstream.config import check_at_least
+from sqlstream.config import INT64_MAX, check_at_least
 from sqlstream.errors import ConfigError
 from sqlstream.process.children import end_with_parent
 from sqlstream.stream.engines import EngineMaker
@@ -177,7 +177,9 @@ class IteratedDataset(IterableDataset[Sample]):
 
     def set_progress(self, epoch: int, sample_in_epoch: int) -> None:
         """Make the next iteration go on in `epoch` after `sample_in_epoch` samples of the whole job."""
-        job = JobPosition(check_at_least("epoch", epoch, 0), check_at_least("sample_in_epoch", sample_in_epoch, 0))
+        job = JobPosition(
+            check_at_least("epoch", epoch, 0, INT64_MAX - 1), check_at_least("sample_in_epoch", sample_in_epoch, 0)
+        )
         self._schedule.set_next(RunPosition(job))
 
     @abstractmethod

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sqlstream.errors import ConfigError
 from sqlstream.order import Int64Array
-from sqlstream.order.blocks import shuffle_blocks
+from sqlstream.order.blocks import MAX_BLOCKS, BlockLayout, shuffle_blocks
 
 
 def bounds_of(sizes: list[int]) -> Int64Array:
@@ -89,3 +89,10 @@ def test_falling_bounds_and_positions_outside_are_refused() -> None:
         shuffle_blocks(np.array([0, 5]), 0, 0, 0)
     with pytest.raises(IndexError, match=r"5 to 5 are not within \[0, 5\)"):
         shuffle_blocks(np.array([0, 5]), 1, 0, 0).rows_at(np.array([5]))
+
+
+def test_as_many_blocks_as_the_limit_says_are_taken() -> None:
+    """The refusal said that 2**24 are more than 2**24."""
+    assert len(BlockLayout.of_size(1, num_rows=MAX_BLOCKS, window=1).bounds) == MAX_BLOCKS + 1
+    with pytest.raises(ConfigError, match="16777217 blocks"):
+        BlockLayout.of_size(1, num_rows=MAX_BLOCKS + 1, window=1)

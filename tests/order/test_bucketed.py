@@ -120,6 +120,14 @@ def test_without_a_seed_batches_come_bucket_by_bucket_and_rows_as_written() -> N
     assert epoch_of(order, 0).row.tolist() == [*range(8), *range(8, 16)]
 
 
+def test_an_epoch_whose_draws_64_bits_do_not_count_is_refused() -> None:
+    """Its numbers wrapped: rows came twice in a round."""
+    order = opened((1 << 40, 5), 16)
+    assert order.num_positions((1 << 23) - 3) > 0
+    with pytest.raises(ConfigError, match=r"epoch=8388607 of batches by bucket is out of range: .* an epoch below 8388606"):
+        order.num_positions((1 << 23) - 1)
+
+
 def test_epochs_differ() -> None:
     order = opened((50, 30), 8)
     for one, two in pairwise([epoch_of(order, epoch).row.tolist()[:16] for epoch in range(4)]):

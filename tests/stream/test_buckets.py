@@ -136,6 +136,7 @@ def test_some_of_the_rows_have_buckets_of_their_own(runs: Any) -> None:
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"epoch_size": 0}, "epoch_size=0"),
+    ({"epoch_size": 2**48 + 1}, "epoch_size=281474976710657 is out of range: give at most"),
     ({"weights": "length - 100"}, "weights are finite and 0 or more"),
     ({"shuffle_block_size": 4}, "shuffle_block_size=4 cannot be had"),
     ({"unaligned_worker_index": True}, "unaligned_worker_index=True cannot be had"),

@@ -174,6 +174,8 @@ def test_a_count_that_is_no_whole_number_is_named(tmp_path: Path, wrong: Any) ->
                 StreamingDataLoader(dataset, batch_size=wrong)
             with pytest.raises(ConfigError, match=r"epoch_size=.* is no whole number"):
                 StreamingDataset(make_table(tmp_path, 8), tmp_path / "cache", show_progress=False, epoch_size=wrong)
+        with pytest.raises(ConfigError, match=r"epoch=9223372036854775807 is out of range"):
+            dataset.set_epoch(2**63 - 1)
         dataset.set_epoch(np.int64(3))  # type: ignore[arg-type]  # as numbers come out of numpy
         assert dataset.epoch == 3
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from torch.utils.data import get_worker_info
 
 from sqlstream import distributed
-from sqlstream.config import Buckets, Packs, check_at_least, flag_of
+from sqlstream.config import INT64_MAX, Buckets, Packs, check_at_least, flag_of
 from sqlstream.errors import ConfigError
 from sqlstream.index.weights import WeightsSpec
-from sqlstream.order import Tail
+from sqlstream.order import MAX_SIZE, Tail
 from sqlstream.order.order import check_seed
 from sqlstream.world import World
 
@@ -129,9 +129,9 @@ class OrderOptions:
     def __post_init__(self) -> None:
         """Check the numbers, and that blocks have a seed."""
         object.__setattr__(self, "shuffle_seed", _whole_seed(self.shuffle_seed))
-        for name in ("epoch_size", "batch_size", "num_canonical_nodes"):
+        for name, most in (("epoch_size", MAX_SIZE), ("batch_size", INT64_MAX), ("num_canonical_nodes", INT64_MAX)):
             if (number := getattr(self, name)) is not None:
-                object.__setattr__(self, name, check_at_least(name, number, 1))
+                object.__setattr__(self, name, check_at_least(name, number, 1, most))
         for field_name, name in (
             ("drop_last", "drop_last"),
             ("is_endless", "infinite_iteration"),
