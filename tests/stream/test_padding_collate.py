@@ -55,6 +55,15 @@ def test_values_and_multiples_are_given_by_name() -> None:
         PaddingCollate(multiple_of=0)
 
 
+def test_a_field_that_is_given_a_value_is_padded_where_its_lengths_are_the_same_by_chance() -> None:
+    samples = [{"ids": torch.ones(5), "image": torch.ones(3, 2)} for _ in range(2)]  # [n], [c, n]
+    batch = PaddingCollate({"ids": 7}, multiple_of=8)(samples)
+    assert batch["ids"].tolist() == [[1] * 5 + [7] * 3] * 2
+    assert batch["ids_lengths"].tolist() == [5, 5]
+    assert batch["image"].shape == (2, 3, 2)
+    assert set(PaddingCollate(multiple_of=8)(samples)) == {"ids", "image"}
+
+
 def test_a_number_that_the_type_of_a_field_cannot_hold_is_an_error() -> None:
     """Labels of uint8 were padded with 156, which is a class."""
     for kind, values, pad in (

@@ -19,6 +19,9 @@ PAD_VALUES: Mapping[str, int] = {"labels": -100}
 class PaddingCollate:
     """Stacks tensors; where those of a field differ in their first dimension alone, they are padded to the longest.
 
+    A field that is given a value is padded in each batch, also where its lengths are the same by chance: a multiple, and its
+    lengths, are then always there.
+
     The batch then also has `<field>_lengths`, int64 `[b]`, unless samples have a field of that name. A `StreamingDataLoader`
     takes it by itself where samples of a bucket have several lengths (`Buckets("num_tokens", Lengths(…), …)`).
 
@@ -40,6 +43,7 @@ class PaddingCollate:
         if isinstance(multiple_of, bool) or not isinstance(multiple_of, int) or multiple_of < 1:
             raise ConfigError(f"multiple_of={multiple_of!r} is no whole number of 1 or more")
         self._pad_values = {**PAD_VALUES, **(pad_values or {})}
+        self._is_always_padded = frozenset(pad_values or ())
         self._multiple_of = multiple_of
 
     def __call__(self, samples: list[Any]) -> Any:
@@ -50,7 +54,7 @@ class PaddingCollate:
         padded = [dict(sample) for sample in samples]
         for field in samples[0]:
             values = [_tensor(sample.get(field)) for sample in samples]
-            if not _are_ragged(values):
+            if not _are_ragged(values, are_named=field in self._is_always_padded):
                 continue
             sizes = [len(value) for value in values if value is not None]
             longest = -(-max(sizes) // self._multiple_of) * self._multiple_of
@@ -89,9 +93,10 @@ def _tensor(value: Any) -> torch.Tensor | None:
     return torch.as_tensor(value) if is_numbers else None
 
 
-def _are_ragged(values: list[torch.Tensor | None]) -> bool:  # b × [n, ...]
-    """Return whether all are tensors that differ in their first dimension, and in nothing else."""
+def _are_ragged(values: list[torch.Tensor | None], *, are_named: bool) -> bool:  # b × [n, ...]
+    """Return whether all are tensors that differ in their first dimension, unless they are named, and in nothing else."""
     tensors = [value for value in values if value is not None]
     if len(tensors) < len(values) or any(not value.ndim for value in tensors):
         return False
-    return len({len(value) for value in tensors}) > 1 and len({(value.shape[1:], value.dtype) for value in tensors}) == 1
+    are_alike = len({(value.shape[1:], value.dtype) for value in tensors}) == 1
+    return are_alike and (are_named or len({len(value) for value in tensors}) > 1)
