@@ -114,7 +114,7 @@ class Helper:
                 self._users.end_listing(message.user, message.listing)
             case EndUser():
                 context = self._users.end(message.user)
-                _cancel([transfer for transfer in self._transfers.values() if transfer.context is context])
+                _cancel([transfer for transfer in list(self._transfers.values()) if transfer.context is context])
             case StartHelper():
                 raise AssertionError("the second StartHelper")
 
