@@ -210,3 +210,32 @@ def test_a_job_that_is_stopped_at_each_sample_draws_all_of_its_streams(tmp_path:
             (batch, state), *_ = job.states(1)
             names += [name for name, *_ in batch]
     assert Counter(names) == {"web": 3, "av": 6}
+
+
+def test_streams_in_another_order_are_refused_and_go_on_where_they_were(tmp_path: Path) -> None:
+    """Whose turn it is depends on their order: samples came twice, and others never."""
+    sizes, weights = {"web": 30, "code": 18}, {"web": 1, "code": 7}
+    turned = {"code": 18, "web": 30}
+
+    def job_of(sizes: dict[str, int], seeds: dict[str, int]) -> MixedJob:
+        streams = {name: streams_of(tmp_path, {name: size}, seed=seeds[name])[name] for name, size in sizes.items()}
+        options: dict[str, Any] = {"weights": weights, "epoch_size": 480, "schedule": "consecutive"}
+        return MixedJob(tmp_path, 1, 0, 4, lambda: streams, **options)
+
+    seeds = {"web": 1, "code": 2}
+    with job_of(sizes, seeds) as job:
+        *_, (_, state) = states = job.states(5)
+        given = [one for batch, _ in states for one in batch]
+    with job_of(turned, seeds) as other:
+        before = other.loaders[0].state_dict()
+        with pytest.raises(StateError, match="in another order than code, web, which would not have given"):
+            other.load(state)
+        assert other.loaders[0].state_dict() == before
+        other.load(state, "continue")
+        given += [one for batch, _ in other.states(5) for one in batch]
+    with job_of(sizes, seeds) as job:
+        job.load({**state, "mixture": json.loads(json.dumps(state["mixture"], sort_keys=True))})
+    for name, size in sizes.items():
+        own = [one[1:3] for one in given if one[0] == name]
+        assert len(own) == len(set(own))
+        assert max(epoch for epoch, _ in own) == (len(own) - 1) // size

@@ -295,3 +295,20 @@ def test_states_of_loaders_and_datasets_are_told_apart(tmp_path: Path) -> None:
             job.load(damaged)
         with pytest.raises(StateError, match="upgrade sqlstream"):
             job.load(job.state() | {"multi_stream": 2})
+
+
+def test_streams_in_another_order_are_refused_and_go_on_where_they_were(tmp_path: Path) -> None:
+    """Which stream a step has depends on their order: batches came twice, and others never."""
+    own = [replace(one, ratio=ratio) for one, ratio in zip(of_one("a", "b"), (1, 7), strict=True)]
+    with Job(tmp_path, own, sizes=MANY) as job:
+        given = samples_of(job.steps(3))
+        state = kept(job.state())
+    with Job(tmp_path, own[::-1], sizes=MANY) as other:
+        with pytest.raises(StateError, match="in another order than b, a, which would not have given"):
+            other.load(state)
+        other.load(state, streams="continue")
+        given += samples_of(other.steps(9))
+    for name in "ab":
+        rows = [one for _, samples in given for one in samples if one[0] == name]
+        assert len(rows) == len(set(rows)) > 0
+        assert {epoch for _, epoch, _ in rows} == {0}

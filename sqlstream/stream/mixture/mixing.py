@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias
 
-from sqlstream.errors import ConfigError
+from sqlstream.errors import ConfigError, StateError
 from sqlstream.order import Mixture, MixtureSince, ScheduleType, TurnLayout
 from sqlstream.order.streams.whole_weights import Number
 from sqlstream.stream.run.shared.text import SharedText
@@ -154,8 +154,29 @@ class Mixing:
         """Return changes, JSON-able, by the names of the streams; None: all."""
         return [_named(change, self.names) for change in (self.changes if changes is None else changes)]
 
-    def restore(self, state: Sequence[Mapping[str, Any]]) -> None:
-        """Take over the changes of a state; streams that it does not name weigh nothing in them."""
+    def restore(
+        self, state: Sequence[Mapping[str, Any]], drawn: Mapping[str, int], counts: Callable[[], Sequence[int]]
+    ) -> bool:
+        """Take over the changes of a state, unless its streams stood in another order, and ours would have given others by now.
+
+        Args:
+            state: The changes; streams that they do not name weigh nothing in them.
+            drawn: Draws of each stream that the state has.
+            counts: Returns the draws of each stream by the changes of now, at the place of the state.
+
+        Returns:
+            Whether they are taken over.
+        """
+        before, is_same = self.changes, (*state[0]["weights"],) == self.names
+        self._read_state(state)
+        try:  # a file may have sorted the names of the state
+            is_same = is_same or tuple(counts()) == tuple(drawn[name] for name in self.names)
+        finally:
+            if not is_same:
+                self.set(before)
+        return is_same
+
+    def _read_state(self, state: Sequence[Mapping[str, Any]]) -> None:
 
         def of_ours(values: Mapping[str, int]) -> tuple[int, ...]:
             return tuple(int(values.get(name, 0)) for name in self.names)
@@ -184,6 +205,15 @@ class Mixing:
         """
         first, *later = held_from(planned, epoch, sample)
         self.set([replace(first, drawn=tuple(drawn.get(name, 0) for name in self.names)), *later])
+
+
+def other_order(names: Sequence[str], drawn: Mapping[str, int]) -> StateError:
+    """Return the error of a state whose streams stood in another order."""
+    return StateError(
+        f"the state is of a mixture in another order than {', '.join(names)}, which would not have given {dict(drawn)} by now: "
+        "give the streams in the order that the state came from, or load it with streams='continue', then each goes on where "
+        "it was"
+    )
 
 
 def held_from(planned: Sequence[StreamChange], epoch: int, sample: int) -> list[StreamChange]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from sqlstream.config import flag_of, is_word
 from sqlstream.errors import ConfigError, StateError
 from sqlstream.order import Tail
+from sqlstream.stream.mixture.mixing import other_order
 from sqlstream.stream.mixture.mixture_plan import MixtureUnit
 from sqlstream.stream.mixture.mixture_run import MixtureRun
 from sqlstream.stream.run.checkpoint import go_on, go_on_roughly, row_weights
@@ -98,9 +100,10 @@ def load_mixture(
             run.settle()
         is_changed = streams is not None and (bool(anew) or not _is_as_it_was(run, state, state.mixture))
         _check(run, state, state.mixture, state.streams, goes_on=is_changed, anew=anew)
+        restored = restored_weights({name: stream.schedule for name, stream in run.streams.items()}, state.streams, anew)
+        is_changed = is_changed or not _has_restored(run, state, state.mixture, state.streams, may_differ=streams is not None)
         if is_changed:
             _check_place(state)
-        restored = restored_weights({name: stream.schedule for name, stream in run.streams.items()}, state.streams, anew)
     except BaseException:
         run.lanes = lanes
         run.settle()
@@ -109,7 +112,6 @@ def load_mixture(
         weights.take(row_changes)
     run.away = {name: part for name, part in state.streams.items() if name not in run.streams}
     if not is_changed:
-        run.mixing.restore(state.mixture.changes)
         go_on(run.schedule, state)
         return
     drawn = {name: part.drawn for name, part in state.streams.items() if name not in anew}
@@ -119,6 +121,21 @@ def load_mixture(
     place = JobPosition(epoch, consumed)
     run.go_on(place, _num_steps_before(run, state, state.mixture), drawn)
     run.schedule.set_next(RunPosition(place), is_state=True)
+
+
+def _has_restored(
+    run: MixtureRun, state: StreamState, mixture: MixturePart, parts: Mapping[str, StreamPart], *, may_differ: bool
+) -> bool:
+    """Return whether a run has taken over the weights of a state, which lead to its draws.
+
+    Raises:
+        StateError: They do not, and they may not differ.
+    """
+    drawn = {name: part.drawn for name, part in parts.items() if name in run.streams}
+    counts = partial(run.order.counts, state.epoch, state.sample_in_epoch)
+    if not (has_restored := run.mixing.restore(mixture.changes, drawn, counts)) and not may_differ:
+        raise other_order(run.mixing.names, drawn)
+    return has_restored
 
 
 def _num_steps_before(run: MixtureRun, state: StreamState, mixture: MixturePart) -> int | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlstream.config import flag_of
 from sqlstream.errors import StateError
-from sqlstream.stream.mixture.mixing import held_from
+from sqlstream.stream.mixture.mixing import held_from, other_order
 from sqlstream.stream.mixture.mixture_checkpoint import have_same_weights, part_of, restarted, restored_weights
 from sqlstream.stream.mixture.stepped_run import SteppedRun, StepPlace
 from sqlstream.stream.mixture.stepped_state import SteppedPart, SteppedState
@@ -81,6 +81,7 @@ def load_stepped(run: SteppedRun, saved: Mapping[str, Any], *, strict: bool, str
         run.settle()
         place = _place(run, state, strict=strict, goes_on=is_changed)
         restored = restored_weights(run.schedules, parts, anew)
+        is_changed = is_changed or not _has_restored(run, state, may_differ=streams is not None)
     except BaseException:
         run.lanes, run.begun = before
         run.settle()
@@ -88,12 +89,23 @@ def load_stepped(run: SteppedRun, saved: Mapping[str, Any], *, strict: bool, str
     for weights, row_changes in restored:
         weights.take(row_changes)
     run.away = {name: part for name, part in state.streams.items() if name not in run.schedules}
-    if not is_changed:
-        run.mixing.restore([{"epoch": 0, "sample": change["step"], **_without_step(change)} for change in state.changes])
-    else:
+    if is_changed:
         drawn = {name: part.part.drawn for name, part in state.streams.items() if name not in anew}
         run.mixing.go_on(0, state.step, drawn, run.options.planned)
     run.place = place
+
+
+def _has_restored(run: SteppedRun, state: SteppedState, *, may_differ: bool) -> bool:
+    """Return whether a run has taken over the weights of a state, which lead to its draws.
+
+    Raises:
+        StateError: They do not, and they may not differ.
+    """
+    drawn = {name: part.part.drawn for name, part in state.streams.items() if name in run.schedules}
+    changes = [{"epoch": 0, "sample": change["step"], **_without_step(change)} for change in state.changes]
+    if not (has_restored := run.mixing.restore(changes, drawn, lambda: run.order.counts(state.step))) and not may_differ:
+        raise other_order(run.names, drawn)
+    return has_restored
 
 
 def _is_as_it_was(run: SteppedRun, state: SteppedState) -> bool:
