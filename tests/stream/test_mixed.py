@@ -542,7 +542,7 @@ def test_what_contradicts_itself_is_refused(tmp_path: Path, options: dict[str, A
     ("streams", "text"),
     [
         ([], "give at least one"),
-        ([3], "give a StreamingDataset, a Stream or a MixedDataset"),
+        ([3], "give a StreamingDataset, a Stream or a MixedDataset of sqlstream itself"),
         ([{"name": "a"}, {"name": "a"}], "streams named twice: 'a'"),
         ([{"name": "a", "proportion": 1}, {"name": "b"}], "'a' have a proportion, 'b' have none"),
         ([{"name": "a", "proportion": 1}, {"name": "b", "repeat": 2}], "'a' have a proportion, 'b' repeat or choose"),

@@ -188,7 +188,7 @@ def test_datasets_that_are_none_or_too_few_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="1 datasets and 2 stream_opts: give one each"):
         MultiStreamDataLoader([opened(tmp_path, 7)], of_two())
     some: Any = ["a", "b"]
-    with pytest.raises(ConfigError, match="stream 'a' is 'a': give a StreamingDataset"):
+    with pytest.raises(ConfigError, match="stream 'a' is 'a': give a StreamingDataset of sqlstream itself"):
         MultiStreamDataLoader(some, of_two())
 
 

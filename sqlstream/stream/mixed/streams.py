@@ -170,7 +170,10 @@ def open_leaves(
             for leaf, within in zip(stream.leaves, stream.shares_within, strict=True):
                 leaves.append(Leaf(name=f"{group}/{leaf.name}", group=group, within=within, dataset=leaf.dataset))
         else:
-            raise ConfigError(f"stream {name or number!r} is {stream!r}: give a StreamingDataset, a Stream or a MixedDataset")
+            raise ConfigError(
+                f"stream {name or number!r} is {stream!r}: give a StreamingDataset, a Stream or a MixedDataset of "
+                "sqlstream itself"
+            )
     _check_together(leaves)
     return leaves
 

@@ -123,7 +123,8 @@ def check_datasets(datasets: Sequence[StreamingDataset], options: Sequence[Strea
     for dataset, own, weight in zip(datasets, options, weights, strict=True):
         if not isinstance(dataset, StreamingDataset):
             raise ConfigError(
-                f"stream {own.name!r} is {dataset!r}: give a StreamingDataset, of a mixture its streams one by one"
+                f"stream {own.name!r} is {dataset!r}: give a StreamingDataset of sqlstream itself, of a mixture its streams "
+                "one by one"
             )
         given = dataset._pipeline.options
         order = given.order
