@@ -114,7 +114,7 @@ def test_an_age_is_seconds_or_a_text(max_age: str | float | None, seconds: float
     assert age_seconds(max_age) == seconds
 
 
-@pytest.mark.parametrize("max_age", [0, -1, "0d", "soon", True, float("nan"), float("inf"), [7]])
+@pytest.mark.parametrize("max_age", [0, -1, "0d", "soon", True, float("nan"), float("inf"), 10**400, [7]])
 def test_what_is_no_age_is_refused(directory: Path, max_age: float) -> None:
     with pytest.raises(ConfigError, match="max_age"):
         Cache(directory, max_age=max_age)
