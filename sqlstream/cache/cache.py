@@ -36,6 +36,7 @@ from sqlstream.config import (
     OnCacheError,
     StorageOptions,
     cache_error_policy,
+    list_of,
     parse_bytes,
     parse_limit,
 )
@@ -169,7 +170,7 @@ class Cache:
     # -- objects ------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def pinned(self, url: str) -> Iterator[Path]:
+    def pinned(self, url: str | os.PathLike[str]) -> Iterator[Path]:
         """Bring one object if it is not here, and keep it on disk while the body runs.
 
         Args:
@@ -180,6 +181,7 @@ class Cache:
             CacheFullError: It is larger than the limit, or everything else is pinned.
             StorageError: It cannot be read.
         """
+        (url,) = _listed([url])
         if not urls.is_remote(url):
             yield urls.found_path(url)
             return
@@ -192,7 +194,7 @@ class Cache:
             if hold is not None:
                 self.session.release(hold)
 
-    def acquire_many(self, wanted: Iterable[str]) -> list[Path]:
+    def acquire_many(self, wanted: Iterable[str | os.PathLike[str]]) -> list[Path]:
         """Bring and pin objects, all or none; return their paths, valid until `release_many` of the same URLs.
 
         Raises:
@@ -219,7 +221,7 @@ class Cache:
             raise
         return in_order
 
-    def release_many(self, wanted: Iterable[str]) -> None:
+    def release_many(self, wanted: Iterable[str | os.PathLike[str]]) -> None:
         """Give back what `acquire_many` pinned; local paths, which are read in place, need it not.
 
         Raises:
@@ -358,11 +360,15 @@ def _reopen(path: Path, arguments: dict[str, object], private_directory: str | N
     return cache
 
 
-def _listed(wanted: Iterable[str]) -> list[str]:
-    """Return URLs as a list, also those that an iterator gives once."""
+def _listed(wanted: Iterable[str | os.PathLike[str]]) -> list[str]:
+    """Return URLs and paths as a list of texts, also those that an iterator gives once."""
     if isinstance(wanted, str):
         raise ConfigError(f"{urls.redact(wanted)!r} is a single text: give a list of URLs")
-    return list(wanted)
+    given = list_of("wanted", wanted, "give a list of URLs")
+    listed = [os.fspath(url) if isinstance(url, os.PathLike) else url for url in given]
+    if wrong := [url for url in listed if not isinstance(url, str)]:
+        raise ConfigError(f"{wrong[0]!r} is no URL and no path: give a text or a Path")
+    return listed
 
 
 def _hold_each(cache: Cache, refs: Mapping[str, ObjectRef]) -> dict[str, AnyHold]:

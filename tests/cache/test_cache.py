@@ -88,8 +88,11 @@ def test_statistics_equal_the_disk_and_the_server(
 
 def test_a_local_path_is_read_in_place(cache: Cache, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
-    with cache.pinned(str(tmp_path / "mine.txt")) as path:
-        assert path == tmp_path / "mine.txt"
+    for mine in (str(tmp_path / "mine.txt"), tmp_path / "mine.txt"):
+        with cache.pinned(mine) as path:
+            assert [path] == cache.acquire_many([mine]) == [tmp_path / "mine.txt"]
+    with pytest.raises(ConfigError, match=r"b'/mine' is no URL and no path: give a text or a Path"), cache.pinned(b"/mine"):  # type: ignore[arg-type]  # refused
+        pass
     assert cache.statistics().entries == 0
     with pytest.raises(ObjectNotFoundError, match=r"none\.txt"):
         cache.acquire_many([str(tmp_path / "none.txt")])
