@@ -244,6 +244,17 @@ def test_what_energon_knows_of_tars_goes_before_they_are_written_over(tmp_path: 
     assert (tmp_path / ".nv-meta" / "split.yaml").read_text() == "mine"
 
 
+@pytest.mark.parametrize("kind", ["mds", "tar"])
+@pytest.mark.parametrize("name", [JOURNAL_NAME, "index.json", "{shard}", ".{shard}.part"])
+def test_a_directory_in_the_place_of_a_file_is_named(kind: str, name: str, tmp_path: Path) -> None:
+    name = name.format(shard={"mds": "shard.00001.mds", "tar": "shard-000001.tar"}[kind])
+    (tmp_path / name / "mine").mkdir(parents=True)
+    for options in (WriteOptions(exist_ok=True), *[RESUME] * (name == JOURNAL_NAME)):
+        with pytest.raises(OutputExistsError, match=rf"{name} is a directory, in the place of a file: remove it, or write"):
+            write(kind, tmp_path, options)
+    assert not (tmp_path / name).exists() or os.listdir(tmp_path / name) == ["mine"]
+
+
 def test_a_writer_that_is_refused_takes_nothing_away(tmp_path: Path) -> None:
     (tmp_path / "busy").mkdir()
     with open_writer("tar", tmp_path / "busy", WriteOptions()) as writer:
@@ -288,7 +299,7 @@ def test_shards_of_an_earlier_writing_are_named_by_a_writing_that_is_resumed_ove
     assert "has 1 files that this writing did not make, such as shard-000004.tar" in caplog.text
 
 
-@pytest.mark.parametrize("out", ["", 3, ("a",), ("s3://b/x", "s3://b/y"), "https://a.org/x"])
+@pytest.mark.parametrize("out", ["", 3, ("a",), ("s3://b/x", "s3://b/y"), "https://a.org/x", "a\0b"])
 def test_an_output_that_is_no_place_is_refused(out: Any) -> None:
     with pytest.raises(ConfigError, match=r"out=|out:"):
         open_writer("mds", out, WriteOptions())

@@ -51,6 +51,8 @@ def place_of(out: Out) -> OutputPlace:
     if not isinstance(out, str | os.PathLike) or not os.fspath(out):
         raise ConfigError(f"out={out!r} is no place: give a directory, a URL, or (directory, URL)")
     text = os.fspath(out)
+    if "\0" in text:
+        raise ConfigError(f"out={text!r} has a NUL in it: give another place")
     if not urls.is_remote(text):
         return OutputPlace(local=Path(os.path.expanduser(urls.local_path(text))).absolute(), remote=None)
     if SCHEMES.get(urls.scheme(text)) == "http":

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
-from sqlstream.errors import ConfigError, StorageError
+from sqlstream.errors import ConfigError, OutputExistsError, StorageError
 from sqlstream.progress import progress
 from sqlstream.write.base.disk import is_of_the_disk, temporary_error
 from sqlstream.write.base.journal import SourcePoint, StoredShard
@@ -206,7 +206,14 @@ class SampleWriter(Generic[Item]):
         self._is_torn = False
 
     def _check_disk(self, error: BaseException) -> None:
-        """Raise StorageError where an error is one of the disk: it says where that is, and that what is there is not lost."""
+        """Raise StorageError where an error is one of the disk: it says where that is, and that what is there is not lost.
+
+        Raises:
+            OutputExistsError: A directory has the name of a file.
+        """
+        if isinstance(error, IsADirectoryError):
+            name = error.filename2 or error.filename
+            raise OutputExistsError(f"{name} is a directory, in the place of a file: remove it, or write elsewhere") from error
         if isinstance(error, OSError) and is_of_the_disk(error):
             if self._output.place.local is None:
                 raise temporary_error(f"shards of {self.place} wait there for their upload", error) from error
