@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import contextlib
 import gzip
 import io
 import lzma
@@ -223,7 +224,7 @@ class ShardWriter:
         self.shard, self.total, self.count, self.size = start_shard, 0, 0, 0
         self.fname = ""
         self.tarstream: TarWriter | None = None
-        self._opened: Any = None
+        self._exit = contextlib.ExitStack()
         self.next_stream()
 
     def next_stream(self) -> None:
@@ -233,8 +234,11 @@ class ShardWriter:
         if self.verbose:
             sys.stdout.write(f"# writing {self.fname} {self.count} {self.size / 1e9:.1f} GB {self.total}\n")
         self.shard += 1
-        self._opened = None if self.opener is None else self.opener(self.fname)
-        self.tarstream = self.tar_writer(self.fname if self._opened is None else self._opened, **self.kw)
+        file = self.fname
+        if self.opener is not None:
+            file = self.opener(self.fname)
+            self._exit.callback(file.close)
+        self.tarstream = self.tar_writer(file, **self.kw)
         self.count = self.size = 0
 
     def write(self, obj: Mapping[str, Any]) -> None:
@@ -252,8 +256,7 @@ class ShardWriter:
             return
         self.tarstream.close()
         self.tarstream = None
-        if self._opened is not None:
-            self._opened.close()
+        self._exit.close()
         if self.post is not None:
             self.post(self.fname)
 
@@ -265,8 +268,9 @@ class ShardWriter:
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        if exception[0] is None or self.tarstream is None:
-            self.close()
-        else:
-            self.tarstream.__exit__(*exception)
-            self.tarstream = None
+        with self._exit:
+            if exception[0] is None or self.tarstream is None:
+                self.close()
+            else:
+                self.tarstream.__exit__(*exception)
+                self.tarstream = None

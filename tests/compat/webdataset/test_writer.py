@@ -140,8 +140,8 @@ def test_a_function_behind_each_archive_may_move_it_away(tmp_path: Path) -> None
         assert [(member.name, member.mtime) for member in archive] == [("4.cls", 7)]
 
 
-def write_to_shards(folder: Path, *keys: str) -> None:
-    with wds.ShardWriter(f"{folder}/s-%d.tar", maxcount=1, verbose=0) as shards:
+def write_to_shards(folder: Path, *keys: str, **options: Any) -> None:
+    with wds.ShardWriter(f"{folder}/s-%d.tar", maxcount=1, verbose=0, **options) as shards:
         for key in keys:
             shards.write({"__key__": key, "txt": "b"})
 
@@ -154,6 +154,19 @@ def test_an_exception_leaves_no_archive_that_looks_whole(tmp_path: Path) -> None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["s-0.tar", "s-1.tar"]
     with pytest.raises(ConfigError, match=r"sqlstream\.write\.TarWriter"):
         wds.TarWriter("s3://bucket/a.tar")
+
+
+@pytest.mark.parametrize("compress", [None, "gz"])
+def test_what_an_opener_opened_is_closed_behind_an_exception(compress: str | None, tmp_path: Path) -> None:
+    opened_files: list[Any] = []
+
+    def open_it(name: str) -> Any:
+        opened_files.append(open(name, "wb"))  # noqa: SIM115 - the writer closes it
+        return opened_files[-1]
+
+    with pytest.raises(EncodeError, match="__key__"):
+        write_to_shards(tmp_path, "a", "b", "", opener=open_it, compress=compress)
+    assert [file.closed for file in opened_files] == [True, True, True]
 
 
 def test_a_full_archive_is_followed_by_another_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
