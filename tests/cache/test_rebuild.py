@@ -155,6 +155,28 @@ def test_a_rebuild_makes_no_object_younger(directory: Path, urls: list[str]) -> 
         assert cache.statistics().entries == 4
 
 
+def test_a_ledger_that_is_lost_with_the_power_takes_no_torn_file_for_whole(
+    server: FaultyHttpServer, directory: Path, urls: list[str]
+) -> None:
+    with Cache(directory, limit=1 << 20) as cache:
+        paths = cache.acquire_many(urls[:6])
+    for path in paths[:4]:
+        os.utime(path, (time.time() - 3600,) * 2)
+    os.truncate(paths[4], 100)
+    paths[5].write_bytes(bytes(SIZE))  # the size came to the disk, and the bytes did not
+    for name in ("ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm"):
+        (directory / name).unlink(missing_ok=True)
+    (directory / "lock").write_text("another start of the machine")
+    with Cache(directory, limit=1 << 20) as cache:
+        for path, url in zip(cache.acquire_many(urls[:6]), urls, strict=False):
+            assert path.read_bytes() == body(url.removeprefix(server.url), SIZE)
+    assert num_gets(server) == 6 + 2
+    check_invariants(directory, at_rest=True)
+    (directory / "ledger.sqlite").unlink()
+    with Cache(directory, limit=1 << 20) as cache:
+        assert cache.statistics().entries == 6, "the machine was not restarted since"
+
+
 def test_without_a_restart_nothing_is_compared_at_open(directory: Path, urls: list[str]) -> None:
     with Cache(directory, limit=1 << 20) as cache:
         paths = cache.acquire_many(urls[:6])

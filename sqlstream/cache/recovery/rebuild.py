@@ -6,6 +6,7 @@ lost or comes back with use. What cannot be judged is counted, never assumed awa
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sqlite3
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 from sqlstream.cache.files.disk import DataFile, Disk
 from sqlstream.cache.ledger.last_uses import note_last_uses
 from sqlstream.cache.ledger.ledger import Ledger, LedgerTransaction, batched
+from sqlstream.cache.ledger.write_lock import write_durably
 from sqlstream.cache.model.refs import BLOCK_BYTES
 from sqlstream.cache.model.rows import Publication, Reservation
 from sqlstream.cache.recovery import recover
@@ -26,6 +28,7 @@ REBUILD_BATCH = 10_000
 """Files entered in one transaction; the marker makes an interrupted rebuild start again."""
 SUSPECT_SECONDS = 120
 """Files that came in so shortly before a crash of the machine may not have reached the disk: Linux writes after 35 s."""
+_EARLIER = "an earlier start of the machine"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -59,7 +62,10 @@ def refill(connection: sqlite3.Connection, disk: Disk) -> None:
             limit_bytes,
         )
     tx.set_unit(unit_bytes, disk.unit.filesystem_id())
-    tx.set_boot_id(boot_id())
+    current, noted = boot_id(), (disk.root / "lock").read_text(errors="replace")
+    tx.set_boot_id(current if noted in ("", current) else _EARLIER)  # then `reconcile` looks at what may be torn
+    if not noted:
+        _note_boot(disk, current)
     connection.execute("COMMIT")
 
 
@@ -93,7 +99,14 @@ def reconcile(ledger: Ledger, disk: Disk) -> None:
         _drop_rows(ledger, disk, newest - SUSPECT_SECONDS)
         _drop_strangers(ledger, disk)
     with ledger.transaction() as tx:
+        _note_boot(disk, current)
         tx.set_boot_id(current)  # last: an interrupted comparison starts again
+
+
+def _note_boot(disk: Disk, current: str) -> None:
+    """Have `lock` say, for a ledger that is lost, in which start of the machine files and rows were compared last."""
+    with contextlib.suppress(OSError):  # a full disk: then nothing is noted
+        write_durably(disk.root / "lock", current.encode())
 
 
 def boot_id() -> str:
