@@ -255,6 +255,20 @@ def test_a_directory_in_the_place_of_a_file_is_named(kind: str, name: str, tmp_p
     assert not (tmp_path / name).exists() or os.listdir(tmp_path / name) == ["mine"]
 
 
+def test_two_writers_to_two_urls_do_not_share_a_local_directory(tmp_path: Path) -> None:
+    store = MemoryStore({})
+    options = WriteOptions(remote=store)
+    with open_writer("mds", (tmp_path, "s3://b/train"), options) as writer:
+        for sample in samples("mds"):
+            with pytest.raises(OutputExistsError, match="is being written by another process"):
+                open_writer("mds", (tmp_path, "s3://b/val"), options)
+            writer.write(sample)
+    with open_writer("mds", (tmp_path, "s3://b/val"), options):
+        pass
+    assert {url.split("/")[3] for url in store.objects} == {"train", "val"}
+    assert not tmp_path.exists(), "what was stored stays in the store alone"
+
+
 def test_a_writer_that_is_refused_takes_nothing_away(tmp_path: Path) -> None:
     (tmp_path / "busy").mkdir()
     with open_writer("tar", tmp_path / "busy", WriteOptions()) as writer:

@@ -80,6 +80,8 @@ class Output:
         self._remote = None if self.place.remote is None else options.remote or Fetcher(options.storage)
         self._directory = self.place.local
         self._keeps_local = self.place.remote is None or (options.keep_local and self.place.local is not None)
+        self._claim: LocalJournal | None = None
+        """The lock of the local directory; its journal too, where there is no store."""
         self._journal: WriteJournal | None = None
         self._is_ours = False
         self._stored: dict[int, StoredShard] = {}
@@ -110,9 +112,11 @@ class Output:
                 raise OutputExistsError(
                     f"{self._directory} cannot be made, a file is in its place or above it: write elsewhere"
                 ) from error
-        if self._remote is None:  # first of all: who is refused takes nothing away from the process that writes there
+        if self.place.local is not None:  # first of all: who is refused takes nothing away from the process that writes there
             is_kept = bool(self._options.source)  # a second writing of the same source then knows it
-            self._journal = LocalJournal(self._directory, is_kept=is_kept)
+            self._claim = LocalJournal(self._directory, is_kept=is_kept)
+        if self._remote is None:
+            self._journal = self._claim
         found = self._progress() if self._options.resume else None
         if found is not None:
             check_settings(found.settings, self._settings, str(self.place))
@@ -322,6 +326,7 @@ class Output:
             self._store_file(name, len(content))
         store_beside()
         assert self._journal is not None
+        self._remove_parts()
         self._journal.complete()
         self._close()
         return shards
@@ -370,6 +375,7 @@ class Output:
         """
         has_failed = any(future.done() and future.exception() is not None for future in self._futures)
         self._pool.shutdown(wait=True, cancel_futures=has_failed)
+        self._remove_parts()
         try:
             if self._journal is not None:
                 self._journal.close()
@@ -380,21 +386,25 @@ class Output:
 
     def _close(self) -> None:
         self._pool.shutdown(wait=True)
-        if isinstance(self._journal, LocalJournal):
-            self._journal.close()
+        if self._claim is not None:
+            self._claim.close()
         if isinstance(self._remote, Fetcher) and self._remote is not self._options.remote:
             self._remote.close()
         if self.place.local is None and self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
-        elif self._directory is not None and self._is_ours:
-            for path in (self._directory / name for name in os.listdir(self._directory) if _is_part(name)):
-                if path.is_dir():
-                    shutil.rmtree(path, ignore_errors=True)
-                else:
-                    path.unlink(missing_ok=True)
-            if not self._keeps_local:
-                with contextlib.suppress(OSError):  # it holds something else
-                    self._directory.rmdir()
+        elif self._directory is not None and self._is_ours and not self._keeps_local:
+            with contextlib.suppress(OSError):  # it holds something else
+                self._directory.rmdir()
+
+    def _remove_parts(self) -> None:
+        """Remove part files, before the lock goes: the next writer has files of these names."""
+        if not self._is_ours:
+            return
+        for path in (self._local / name for name in os.listdir(self._local) if _is_part(name)):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def _is_part(name: str) -> bool:
