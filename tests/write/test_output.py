@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from sqlstream import StreamingDataset
-from sqlstream.errors import ConfigError, OutputExistsError, StorageError, TransientStorageError
+from sqlstream.errors import ConfigError, ObjectChangedError, OutputExistsError, StorageError, TransientStorageError
 from sqlstream.storage.base.unfinished import JOURNAL_NAME
 from sqlstream.storage.fetcher import Fetcher
 from sqlstream.testing.servers import LocalS3
@@ -197,6 +198,18 @@ def test_two_writers_that_begin_in_one_store_at_once_make_no_index_of_both() -> 
     with pytest.raises(StorageError, match=r"shard.00000.mds is not what was stored: another process writes there as well"):
         second.finish()
     assert "s3://b/out/index.json" not in store.objects
+
+
+class Overtaken(MemoryStore):
+    """A store in which another writer puts its journal between the two requests that read ours."""
+
+    def get_ranges(self, url: str, ranges: Sequence[tuple[int, int]], size_bytes: int | None = None) -> list[bytes]:
+        raise ObjectChangedError(f"{url} has fewer than {size_bytes} bytes: it changed since it was indexed; rebuild the index")
+
+
+def test_a_journal_that_another_writer_stores_as_it_is_read_is_told_as_that() -> None:
+    with pytest.raises(OutputExistsError, match=r"s3://b/out/ is being written by another process as well"):
+        write("mds", "s3://b/out", WriteOptions(remote=Overtaken({})))
 
 
 def test_no_samples_give_an_index_of_no_shards(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from sqlstream.errors import ConfigError, ObjectNotFoundError, OutputExistsError
+from sqlstream.errors import ConfigError, ObjectChangedError, ObjectNotFoundError, OutputExistsError
 from sqlstream.process import locks
 from sqlstream.storage.base.protocols import RemoteReader, RemoteWriter
 from sqlstream.storage.base.unfinished import END, JOURNAL_NAME
@@ -258,7 +258,10 @@ class RemoteJournal:
         Raises:
             OutputExistsError: It has.
         """
-        text = read_text(self._remote, self._url)
+        try:
+            text = read_text(self._remote, self._url)
+        except ObjectChangedError:  # between two requests: we store it ourselves, one thread at a time
+            text = ""
         try:
             writer = self._writer if text is None else json.loads(text.partition("\n")[0]).get("writer")
         except (ValueError, AttributeError):
