@@ -15,6 +15,7 @@ _CURES = {
     **dict.fromkeys((errno.EACCES, errno.EPERM), "give the user of this process the right to read and write there"),
     errno.EROFS: "mount that disk writable",
     errno.EFBIG: "raise `ulimit -f`, or give a file system that takes files of that size",
+    errno.EXDEV: "have data/ and part/ of the cache on one file system, in place of a link to another",
     errno.ENOENT: "a folder of the cache was removed meanwhile; the next use makes it again. Remove none while it is used",
 }
 _FEW_INODES = 16  # arbitrary: as many as others may give back before the message is made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import tempfile
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -50,6 +51,22 @@ def test_the_cure_is_that_of_what_the_disk_says(
         monkeypatch.setattr(os, "posix_fallocate", Mock(side_effect=OSError(number, os.strerror(number))))
         with (
             pytest.raises(CacheDiskError, match=rf"a\.bin .*{os.strerror(number)}\. {cure}"),
+            cache.pinned(f"{server.url}/a.bin"),
+        ):
+            pass
+
+
+def test_folders_of_a_cache_on_two_file_systems_are_told_as_that(tmp_path: Path) -> None:
+    directory = tmp_path / "cache"
+    Cache(directory).close()
+    (directory / "data").rmdir()
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as other, FaultyHttpServer({"/a.bin": b"a"}) as server:
+        if os.stat(other).st_dev == os.stat(tmp_path).st_dev:
+            pytest.skip("there is one file system only")
+        (directory / "data").symlink_to(other)
+        with (
+            Cache(directory) as cache,
+            pytest.raises(CacheDiskError, match=r"a\.bin .* link\. Have data/ and part/ of the cache on one file system"),
             cache.pinned(f"{server.url}/a.bin"),
         ):
             pass
