@@ -151,6 +151,8 @@ def test_check_at_least_takes_the_bound_itself() -> None:
         check_at_least("prefetch", 0, 1)
     with pytest.raises(ConfigError, match=r"max_failure_ratio=nan is out of range: give 0\.0 or more"):
         check_at_least("max_failure_ratio", float("nan"), 0.0)
+    with pytest.raises(ConfigError, match=r"timeout=10+ is out of range: give at most 1\.79"):
+        check_at_least("timeout", 10**400, 0.0)
 
 
 @pytest.mark.parametrize(

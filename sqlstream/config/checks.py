@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import sys
 from collections.abc import Collection, Sequence
 from enum import StrEnum
 from numbers import Number
@@ -90,8 +92,9 @@ def check_at_least(name: str, value: float, least: float) -> float: ...
 def check_at_least(name: str, value: float, least: float, most: float = INT64_MAX) -> float:
     """Return a number that is `least` or more, as one of Python's; where that is a whole number, `most` or less.
 
-    Whole numbers of numpy overflow, and JSON does not take them. Positions, and what shares memory, have 64 bits. Callers keep
-    what is returned: what was given may be a float without a fraction, or a tensor, which no slice takes.
+    Whole numbers of numpy overflow, and JSON does not take them. Positions, and what shares memory, have 64 bits; a number that
+    may have a fraction is one that a float holds. Callers keep what is returned: what was given may be a float without a
+    fraction, or a tensor, which no slice takes.
 
     Raises:
         ConfigError: It is out of range, or no such number.
@@ -102,7 +105,8 @@ def check_at_least(name: str, value: float, least: float, most: float = INT64_MA
         raise ConfigError(f"{name}={value!r} is no {'whole number' if must_be_whole else 'number'}: give {least} or more")
     if not number >= least:  # NaN is neither
         raise ConfigError(f"{name}={value!r} is out of range: give {least} or more")
-    if must_be_whole and number > most:
+    most = most if must_be_whole else sys.float_info.max
+    if math.inf > number > most:
         raise ConfigError(f"{name}={value!r} is out of range: give at most {most}")
     return int(number) if must_be_whole else number
 

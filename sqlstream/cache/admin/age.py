@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 
 from sqlstream.cache.acquire.room import MAX_EVICTIONS
@@ -28,7 +27,7 @@ def age_seconds(max_age: str | float | None) -> float | None:
     if max_age is None:
         return None
     seconds = parse_duration(max_age, "max_age") if isinstance(max_age, str) else check_at_least("max_age", max_age, 0.0)
-    if not 0 < seconds <= sys.float_info.max:  # whole numbers go beyond
+    if not 0 < seconds < math.inf:
         raise ConfigError(
             f"max_age={max_age!r} is no time: give seconds above 0, or a text such as '12h', '7d'; None: no limit"
         )
