@@ -36,6 +36,7 @@ from sqlstream.config import (
     OnCacheError,
     StorageOptions,
     cache_error_policy,
+    flag_of,
     list_of,
     parse_bytes,
     parse_limit,
@@ -110,6 +111,7 @@ class Cache:
             "max_age": max_age,
         }
         self._limit_bytes = parse_limit(limit)
+        create, allow_network_fs = flag_of("create", create), flag_of("allow_network_fs", allow_network_fs)
         max_age_seconds = age_seconds(max_age)
         if eviction_policy is not None:
             policy_named(eviction_policy)
@@ -306,6 +308,7 @@ class Cache:
 
     def clear(self, *, dataset: str | None = None, older_than_seconds: float | None = None, index: bool = False) -> ClearReport:
         """Remove entries, never a pinned one; see `sqlstream.cache.admin.clear`."""
+        index = flag_of("index", index)
         self.check_open()
         self._directory.flush()
         return clear(

@@ -6,6 +6,7 @@ import contextlib
 import json
 from collections.abc import Collection
 
+from sqlstream.config import list_of
 from sqlstream.errors import ConfigError, SourceError
 from sqlstream.storage.fetcher import Fetcher
 from sqlstream.write.base.options import Out, WriteOptions
@@ -60,7 +61,7 @@ class TarWriter(SampleWriter[SampleFiles]):
         allow_pickle: bool = False,
         options: WriteOptions | None = None,
     ) -> None:
-        if isinstance(extras, str) or not {*extras} <= {*EXTRAS}:
+        if isinstance(extras, str) or not {*list_of("extras", extras, "give a tuple")} <= {*EXTRAS}:
             raise ConfigError(f"extras={extras!r}: give some of {', '.join(map(repr, EXTRAS))}, as a tuple")
         tar_format = TarFormat(
             checked_pattern(pattern, ".tar"),

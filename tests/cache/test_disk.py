@@ -150,6 +150,14 @@ def test_a_killed_creation_is_repeated(directory: Path) -> None:
     assert (directory / "owners").is_dir()
 
 
+@pytest.mark.parametrize("name", ["create", "allow_network_fs"])
+def test_a_flag_that_is_a_text_is_refused(directory: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name}='false' is no bool: give True or False"):
+        Cache(directory, **{name: "false"})  # type: ignore[arg-type]  # refused
+    with Cache(directory) as cache, pytest.raises(ConfigError, match="index='no' is no bool"):
+        cache.clear(index="no")  # type: ignore[arg-type]  # refused
+
+
 def test_locks_that_do_not_work_are_noticed(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fcntl, "flock", lambda fd, kind: None)  # as on a file system that only says yes
     with pytest.raises(CacheDirectoryError, match="locks do not work"):

@@ -15,7 +15,14 @@ from typing import Any
 import pytest
 
 from sqlstream import StreamingDataset
-from sqlstream.errors import ConfigError, ObjectChangedError, OutputExistsError, StorageError, TransientStorageError
+from sqlstream.errors import (
+    ConfigError,
+    EncodeError,
+    ObjectChangedError,
+    OutputExistsError,
+    StorageError,
+    TransientStorageError,
+)
 from sqlstream.storage.base.unfinished import JOURNAL_NAME
 from sqlstream.storage.fetcher import Fetcher
 from sqlstream.testing.servers import LocalS3
@@ -330,6 +337,23 @@ def test_shards_of_an_earlier_writing_are_named_by_a_writing_that_is_resumed_ove
 def test_an_output_that_is_no_place_is_refused(out: Any) -> None:
     with pytest.raises(ConfigError, match=r"out=|out:"):
         open_writer("mds", out, WriteOptions())
+
+
+@pytest.mark.parametrize("name", ["exist_ok", "resume", "keep_local", "show_progress"])
+def test_a_flag_that_is_a_text_is_refused_and_nothing_is_written_over(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name}='false' is no bool: give True or False"):
+        WriteOptions(**{name: "false"})  # type: ignore[arg-type]  # refused
+
+
+@pytest.mark.parametrize("kind", ["mds", "tar"])
+def test_what_is_no_dict_is_no_sample_and_the_next_one_may_be_written(kind: str, tmp_path: Path) -> None:
+    with open_writer(kind, tmp_path / "out", WriteOptions()) as writer:
+        for wrong in ((), "x", 5):
+            with pytest.raises(EncodeError, match=f"a sample is a dict .*, and not of type {type(wrong).__name__}"):
+                writer.write(wrong)  # type: ignore[arg-type]  # refused
+        for sample in samples(kind):
+            writer.write(sample)
+    assert files_of(tmp_path / "out") == whole(kind, tmp_path / "expected")
 
 
 # -- a store ----------------------------------------------------------------------------------------------------------

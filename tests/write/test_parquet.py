@@ -116,6 +116,13 @@ def test_a_schema_decides_what_fits(tmp_path: Path) -> None:
     with pytest.raises(EncodeError, match="column 'n' has no value in the first 1 rows: give a schema"):  # noqa: SIM117
         with ParquetWriter(tmp_path / "none") as writer:
             writer.write({"n": None})
+    for option, given, cure in (
+        ("schema", {"x": "int64"}, r"give pyarrow\.schema"),
+        ("media", ["x"], "give names of columns"),
+        ("types", 5, "give names"),
+    ):
+        with pytest.raises(ConfigError, match=rf"{option}=.* is no.*: {cure}"):
+            ParquetWriter(tmp_path / "wrong", **{option: given})  # type: ignore[arg-type]  # refused
     with pytest.raises(ConfigError, match="give one of Image, Audio, Video"):
         ParquetWriter(tmp_path / "x", media={"a": "Picture"})
     with pytest.raises(ConfigError, match="row_group_bytes=0"):

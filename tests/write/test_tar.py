@@ -210,6 +210,8 @@ def test_a_key_that_follows_itself_is_refused_and_pickles_are_written_where_they
         ({"pattern": "a/%d.tar"}, "give a name with one number"),
         ({"pattern": "%d.tgz"}, "give a name with one number"),
         ({"extras": "md5"}, "extras='md5': give some of 'md5', 'energon', as a tuple"),
+        ({"allow_pickle": "no"}, "allow_pickle='no' is no bool"),
+        ({"extras": 5}, "extras=5 is no list"),
         ({"extras": ("sha1",)}, "give some of 'md5', 'energon'"),
         ({"max_samples": 0}, "max_samples=0 is out of range"),
         ({"size_limit": "x"}, "size_limit='x' is not a size"),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from sqlstream.config import StorageOptions, check_at_least
+from sqlstream.config import StorageOptions, check_at_least, flag_of
 from sqlstream.errors import ConfigError
 from sqlstream.storage.base.protocols import RemoteReader, RemoteWriter
 
@@ -45,9 +45,11 @@ class WriteOptions:
     """What reads and stores objects, such as a `Fetcher`, which stays open; None: a helper process of the writer's own."""
 
     def __post_init__(self) -> None:
-        """Check ranges and what excludes each other."""
-        check_at_least("num_uploads", self.num_uploads, 1)
-        check_at_least("num_retries", self.num_retries, 0)
+        """Check flags, ranges and what excludes each other."""
+        for name, least in (("num_uploads", 1), ("num_retries", 0)):
+            object.__setattr__(self, name, check_at_least(name, getattr(self, name), least))
+        for name in ("exist_ok", "resume", "keep_local", "show_progress"):
+            object.__setattr__(self, name, flag_of(name, getattr(self, name)))
         if self.exist_ok and self.resume:
             raise ConfigError("exist_ok=True writes anew and resume=True goes on: give one of them")
         if self.part is not None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
-from sqlstream.errors import ConfigError, OutputExistsError, StorageError
+from sqlstream.errors import ConfigError, EncodeError, OutputExistsError, StorageError
 from sqlstream.progress import progress
 from sqlstream.write.base.disk import is_of_the_disk, temporary_error
 from sqlstream.write.base.journal import SourcePoint, StoredShard
@@ -94,6 +94,8 @@ class SampleWriter(Generic[Item]):
     """
 
     def __init__(self, write_format: WriteFormat[Item], out: Out, options: WriteOptions) -> None:
+        if not isinstance(options, WriteOptions):
+            raise ConfigError(f"options={options!r} are no WriteOptions: give WriteOptions(exist_ok=True), say")
         self._format = write_format
         settings = {**write_format.settings, "part": options.part, "source": options.source}
         self._output = Output(out, options, settings, write_format.index_names)
@@ -144,6 +146,8 @@ class SampleWriter(Generic[Item]):
             StorageError: An earlier shard could not be stored.
         """
         self._check_open()
+        if not isinstance(sample, Mapping):
+            raise EncodeError(f"a sample is a dict of names and values, and not of type {type(sample).__name__}")
         item = self._format.encode(sample)
         try:
             if self._draft is not None and not self._draft.takes(item):

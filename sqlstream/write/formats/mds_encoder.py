@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from sqlstream.config import flag_of
 from sqlstream.errors import ConfigError, EncodeError
 from sqlstream.storage.members.mds.coders import ADDED
 from sqlstream.storage.members.mds.shards import MdsColumn
@@ -54,7 +55,7 @@ class MdsEncoder:
         for name, encoding in columns.items():
             if not isinstance(name, str) or not isinstance(encoding, str):
                 raise ConfigError(f"columns has {name!r}: {encoding!r}: names and encodings are texts")
-        if not allow_pickle and (pickled := [name for name in columns if columns[name] == "pkl"]):
+        if not flag_of("allow_pickle", allow_pickle) and (pickled := [name for name in columns if columns[name] == "pkl"]):
             raise ConfigError(
                 f"column {pickled[0]!r} has the encoding pkl, which runs any code where it is read: take json, ndarray or "
                 "bytes, or say allow_pickle=True"

@@ -117,6 +117,8 @@ class ParquetFormat:
         return pa.Table.from_arrays(arrays, schema=self.schema)
 
     def _field(self, name: str, values: Sequence[Any]) -> pa.Field[Any]:
+        if not isinstance(name, str):
+            raise EncodeError(f"a column is called {name!r}, which is no text: rename it")
         if name in self._types:
             return pa.field(name, self._types[name])
         if wrong := mixed_kinds([values]):
@@ -375,6 +377,11 @@ class ParquetWriter(SampleWriter[Row]):
         types: Mapping[str, pa.DataType] | None = None,
         options: WriteOptions | None = None,
     ) -> None:
+        if schema is not None and not isinstance(schema, pa.Schema):
+            raise ConfigError(f"schema={schema!r} is none of Arrow: give pyarrow.schema({{'id': pyarrow.int64(), …}})")
+        for option, given in (("media", media), ("types", types)):
+            if given is not None and not isinstance(given, Mapping):
+                raise ConfigError(f"{option}={given!r} is no dict: give names of columns, and what each one is")
         for name, kind in (media or {}).items():
             if kind not in _FEATURES:
                 raise ConfigError(f"media: column {name!r} is {kind!r}: give one of {', '.join(_FEATURES)}")

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sqlstream.config import flag_of
 from sqlstream.errors import EncodeError, MissingDependencyError
 from sqlstream.storage.members.names import split_name
 
@@ -48,7 +49,7 @@ class PartEncoder:
     """
 
     def __init__(self, *, allow_pickle: bool = False) -> None:
-        self._allow_pickle = allow_pickle
+        self._allow_pickle = flag_of("allow_pickle", allow_pickle)
 
     def encode(self, sample: Mapping[str, Any]) -> SampleFiles:
         """Return the files of a sample. Fields whose names begin with `_` are left out.

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO
 
+from sqlstream.config import names_of
 from sqlstream.errors import ConfigError, MissingDependencyError
 from sqlstream.storage.members.mds.shards import COMPRESSIONS
 
@@ -36,7 +37,7 @@ def checked_compression(compression: str | None) -> tuple[str, int | None] | Non
     """
     if not compression:
         return None
-    name, colon, level = compression.partition(":")
+    name, colon, level = compression.partition(":") if isinstance(compression, str) else ("", "", "")
     if name not in COMPRESSIONS:
         raise ConfigError(f"compression={compression!r} is unknown: give one of {', '.join(COMPRESSIONS)}")
     if name not in _LEVELS:
@@ -70,7 +71,7 @@ def checked_hashes(hashes: Sequence[str] | None) -> list[str]:
         ConfigError: One is not known, or they are not sorted, or one comes twice.
         MissingDependencyError: One needs a package that is not installed.
     """
-    names = list(hashes or ())
+    names = [hashes] if isinstance(hashes, str) else list(names_of("hashes", hashes, "names of hash algorithms"))
     if isinstance(hashes, str) or names != sorted(set(names)):
         raise ConfigError(
             f"hashes={hashes!r}: give a sorted list of names, each once, such as {sorted(set(names)) or ['sha1']!r}"
