@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import signal
 import threading
 from collections.abc import Sequence
@@ -436,6 +437,20 @@ def test_an_object_that_is_lost_or_cut_in_the_store_is_written_again(tmp_path: P
     assert write("mds", "s3://b/out", WriteOptions(remote=store, resume=True)) == NUM_SAMPLES - 2
     expected = whole("mds", tmp_path)
     assert {name: store.objects[f"s3://b/out/{name}"] for name in expected} == expected
+
+
+@pytest.mark.parametrize("kind", ["mds", "energon"])
+@pytest.mark.parametrize("begun_with", [True, False])
+def test_a_local_copy_that_is_lost_is_made_again_by_a_writing_that_is_resumed(
+    kind: str, begun_with: bool, tmp_path: Path
+) -> None:
+    store, local = MemoryStore({}), tmp_path / "out"
+    out = (local, "s3://b/out")
+    interrupted("tar" if kind == "energon" else kind, out, 5, WriteOptions(remote=store, keep_local=begun_with))
+    shutil.rmtree(local, ignore_errors=True)  # as on another machine
+    assert write(kind, out, WriteOptions(remote=store, keep_local=True, resume=True)) == NUM_SAMPLES
+    expected = whole(kind, tmp_path / "expected")
+    assert files_of(local) == expected == {name: store.objects[f"s3://b/out/{name}"] for name in expected}
 
 
 def test_write_waits_while_too_many_shards_are_on_their_way(tmp_path: Path) -> None:

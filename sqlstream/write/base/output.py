@@ -199,11 +199,13 @@ class Output:
                 put_bytes(self._remote, f"{place.remote}{name}", empty_index[name])
 
     def _present(self, shards: Sequence[StoredShard]) -> tuple[StoredShard, ...]:
-        """Return the first shards whose files are there, with their sizes."""
-        sizes = self._sizes()
+        """Return the first shards whose files are there, with their sizes: in the store, and where they are kept locally."""
+        places = [self._sizes()]
+        if self._remote is not None and self._keeps_local:  # another machine may have begun, or have lost its disk
+            places.append(self._local_sizes())
         present: list[StoredShard] = []
         for shard in shards:
-            if any(sizes.get(name) != size for name, size in shard.files.items()):
+            if any(sizes.get(name) != size for sizes in places for name, size in shard.files.items()):
                 break
             present.append(shard)
         return tuple(present)
@@ -212,6 +214,9 @@ class Output:
         """Return the sizes of the files that are stored, by name."""
         if self._remote is not None:
             return {name: info.size_bytes for name, info in self._objects().items()}
+        return self._local_sizes()
+
+    def _local_sizes(self) -> dict[str, int | None]:
         files = (entry for entry in os.scandir(self._local) if not _is_part(entry.name) and entry.is_file())
         return {entry.name: entry.stat().st_size for entry in files}
 
