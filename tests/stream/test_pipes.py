@@ -51,7 +51,9 @@ def piped(src: Any, folder: Path, **options: Any) -> StreamingDataset:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_command_is_run_once_for_index_and_first_epoch(num_workers: int, tmp_path: Path) -> None:
+def test_a_command_is_run_once_for_index_and_first_epoch(
+    num_workers: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     expected = shards(tmp_path)
     with piped(pipes(tmp_path), tmp_path, shuffle_seed=1) as dataset:
         for _ in range(2):
@@ -63,6 +65,7 @@ def test_a_command_is_run_once_for_index_and_first_epoch(num_workers: int, tmp_p
     with piped(pipes(tmp_path), tmp_path) as again:
         assert [content(sample) for sample in again] == expected
     assert runs(tmp_path) == NUM_SHARDS, "index and cache know commands by their text"
+    assert not caplog.records, "their output is compared by its hash: no server is asked for a version"
 
 
 def test_a_filter_or_few_columns_take_whole_shards_too(tmp_path: Path) -> None:

@@ -175,8 +175,9 @@ class ShardIndex(ContentIndex):
         )
 
     def warn_of_missing_versions(self) -> None:
-        """Log of which remote shards nothing tells versions apart: what is read of them later is not compared."""
-        files = [shard.file for shard in self._files.shards if shard is not None and urls.is_remote(shard.file.url)]
+        """Log of which shards on servers nothing tells versions apart: what is read of them later is not compared."""
+        remote = [shard.file for shard in self._files.shards if shard is not None and urls.is_remote(shard.file.url)]
+        files = [file for file in remote if not urls.is_command(file.url)]  # the output of a command is compared by its hash
         if found := [urls.redact(file.url) for file in files if file.content]:
             logger.warning(
                 "%s: the server names neither ETag nor Last-Modified of %d of %d shards, such as %s: one that is replaced at "
