@@ -68,6 +68,22 @@ def test_a_dataset_takes_the_unit_of_its_limit_its_columns_and_its_nodes(server:
             assert sorted(map(str, found)) == sorted(map(str, expected))
 
 
+def test_shards_of_small_parts_come_whole_though_most_of_their_bytes_are_headers(
+    server: FaultyHttpServer, tmp_path: Path
+) -> None:
+    expected = serve(server, 3, 100, num_bytes=300)
+    src = f"{server.url}/data/s-{{000..002}}.tar"
+    for columns, unit in ((None, "whole"), (["cls"], "members")):
+        options: dict[str, Any] = {"shuffle_seed": 1, "shuffle_window": 1, "columns_to_download": columns}
+        with opened(src, tmp_path / unit, cache_limit=int(2.5 * len(server.objects["/data/s-000.tar"])), **options) as dataset:
+            before = [len(ranges(server, shard)) for shard in range(3)]
+            found = [content(sample) for sample in dataset]
+            assert [use.unit for use in dataset.cache.statistics().shard_units] == [unit]
+        if unit == "whole":
+            assert sorted(map(str, found)) == sorted(map(str, expected))
+            assert [len(ranges(server, shard)) - num for shard, num in enumerate(before)] == [1, 1, 1]
+
+
 def test_explain_says_which_unit_and_why(server: FaultyHttpServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     serve(server, 2, 3)
     with opened(f"{server.url}/data/s-00{{0,1}}.tar", tmp_path):

@@ -24,12 +24,14 @@ from sqlstream.index.sources.base.ahead import ReadsAhead
 from sqlstream.index.sources.plan.parts import ShardPart, SourcePart, innermost
 from sqlstream.index.sources.shards.layout import PartsAreValues, Scratch, ShardLayout
 from sqlstream.index.sources.shards.samples import SAMPLE, ShardSamples
+from sqlstream.index.sources.shards.tar_shard import TarShard
 from sqlstream.index.types.models import Column, SourceFile
 from sqlstream.order.permute import Int64Array
 from sqlstream.storage.base import urls
 from sqlstream.storage.base.protocols import CALLS_AT_A_TIME, RemoteReader, Unpack
 from sqlstream.storage.members import places
 from sqlstream.storage.members.places import Place
+from sqlstream.storage.members.tar import END_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -192,12 +194,16 @@ class ShardIndex(ContentIndex):
     def wanted_share(self, columns: Collection[str]) -> float:
         """Return the share of the bytes of all samples that some columns of the selected rows have, in [0, 1].
 
-        Columns of which one part holds several, and rows of other sizes than the mean, are not told apart.
+        Columns of which one part holds several, and rows of other sizes than the mean, are not told apart. What lies beside the
+        parts in a TAR, but for its end, are their headers, which come with them.
         """
         sizes: dict[str, int] = dict(self.stored("SELECT name, num_bytes FROM member_columns"))
         num_samples: int = sum(num for _, num, _, _ in self.stored(_SHARDS))
-        wanted = sum(size for name, size in sizes.items() if name in columns or name == SAMPLE)
-        whole = max(sum(sizes.values()), 0 if self.unpacks else self.num_bytes, 1)
+        wanted: float = sum(size for name, size in sizes.items() if name in columns or name == SAMPLE)
+        total, num_bytes = sum(sizes.values()), 0 if self.unpacks else self.num_bytes
+        if num_bytes and all(isinstance(shard.layout, TarShard) for shard in self._files.shards if shard is not None):
+            wanted *= max(1.0, (num_bytes - END_BYTES * len(self._files.shards)) / max(1, total))
+        whole = max(total, num_bytes, 1)
         return min(1.0, len(self) / max(1, num_samples)) * wanted / whole
 
     def rows_with_places(self, row_ids: Sequence[int]) -> tuple[list[dict[str, object]], list[SamplePlace]]:

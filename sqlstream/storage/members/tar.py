@@ -22,6 +22,8 @@ READ_AHEAD_BYTES = 8192
 the requests of a sample with one large member; 64 KiB only cost bytes."""
 
 _BLOCK = 512
+END_BYTES = 2 * _BLOCK
+"""End blocks of an archive, at least."""
 _PADDING = 10240
 """Writers fill the last record with zeros up to a multiple of this: so much of an end is read with the last headers."""
 _TAIL_STEP = 1 << 20
@@ -225,7 +227,7 @@ class _Walk:
         for offset, data in self._tail(place):
             if first < 0 and (rest := data.lstrip(b"\0")):
                 first = offset + len(data) - len(rest)
-                if first < place + 2 * _BLOCK:
+                if first < place + END_BYTES:
                     raise self._damage(place, "a block of zeros is followed by data")
                 if first + _BLOCK <= self._size and is_sound(self._bytes(first, _BLOCK), 0):
                     raise self._concatenated(place, first)
