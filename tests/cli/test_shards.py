@@ -241,6 +241,26 @@ def test_a_transform_makes_one_several_or_no_samples(
     ]
 
 
+def test_columns_say_the_encodings_of_what_a_transform_makes(
+    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "arrays_made.py").write_text(
+        "import numpy as np\n\n\ndef made(sample):\n    number = int(sample['score'])\n"
+        "    note = sample['caption'] if number else None\n"
+        "    return {'codes': np.arange(3, dtype='int16') + number, 'score': number, 'note': note}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    words = ("--format", "mds", "--transform", "arrays_made:made", "--where", "score > 0", "--columns")
+    forms = ("codes:ndarray:int16", "score:int32", "note:json")
+    assert write(capsys, pictures, tmp_path / "out", *words, *forms)[0] == 0
+    index = json.loads((tmp_path / "out" / "index.json").read_text())["shards"][0]
+    assert index["column_encodings"] == ["ndarray:int16", "json", "int32"]
+    assert rows_of(tmp_path / "out", "score", "note")[:2] == [(0, None), (1, "a cat 1")]
+    code, text = write(capsys, pictures, tmp_path / "other", *words, *forms, "image:jpeg")
+    assert (code, "'image'" in text) == (2, True), text
+
+
 def test_a_transform_that_makes_nothing_of_the_first_rows_leaves_the_columns_of_mds_to_the_next(
     pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

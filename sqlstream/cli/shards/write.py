@@ -277,7 +277,7 @@ def _dataset(options: argparse.Namespace, fields: Sequence[Field], make: Callabl
     from sqlstream.stream.dataset import StreamingDataset
     from sqlstream.world import World
 
-    wanted = [field.column for field in fields if not field.column.startswith("__")]
+    wanted = [field.column for field in fields if make is None and not field.column.startswith("__")]
     reads_others = any(text is not None for text in (options.where, options.sql, options.weights))  # SQL sees what is kept
     return StreamingDataset(
         options.src,
@@ -330,7 +330,7 @@ def _row_writer(
     first = next((one for sample in dataset for one in (_made(sample) if is_made else _as_it_is(sample))), None)
     if first is None:
         raise ConfigError(f"{options.src} gives no sample, which would tell the columns: look at --where and --transform")
-    columns = rows.encodings(rows(0, first)) | given
+    columns = rows.encodings({name: value for name, value in rows(0, first).items() if name not in given}) | given
     return MdsWriter(
         options.out, columns, compression=options.compression, hashes=options.hashes, **sizes, options=write_options
     )
