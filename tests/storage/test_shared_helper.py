@@ -265,6 +265,16 @@ class TestEnd:
         assert answers == [len(DATA)]
         assert asking.head(url).size_bytes == len(DATA)
 
+    def test_a_user_that_takes_the_place_of_one_that_was_dropped_meets_no_dead_helper(
+        self, url: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        fetcher = Fetcher(StorageOptions())
+        for _ in range(10):
+            assert fetcher.head(url).size_bytes == len(DATA)
+            fetcher = Fetcher(StorageOptions())  # the one before ends without `close`, as in a notebook whose cell runs again
+        fetcher.close()
+        assert "died" not in caplog.text
+
 
 class TestRequests:
     def test_tickets_of_one_are_out_of_the_reach_of_another(

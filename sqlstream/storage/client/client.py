@@ -242,7 +242,7 @@ class HelperClient:
 
     def _ensure_helper(self) -> HelperProcess:
         """Return the helper, started if need be; the caller holds the lock."""
-        if self._helper is None:
+        if self._helper is None or self._helper.is_stopping:  # a finalizer that has killed it took no lock to say so
             try:
                 helper = HelperProcess(self._options, self._timing, self._environment)
             except OSError as error:
