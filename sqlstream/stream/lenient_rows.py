@@ -1,4 +1,4 @@
-"""Rows of a lazy index of shards that goes on without those that do not come (`missing_shards`)."""
+"""Rows of a lazy index of shards that goes on without those that do not come (`missing_shards`), or are damaged."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from sqlstream.cache.session import CacheSession, Failure
-from sqlstream.errors import CacheError, EmptySelectionError, StorageError
+from sqlstream.errors import CacheError, DamagedShardError, EmptySelectionError, StorageError
 from sqlstream.index.build.lazy import ChunkRows
 from sqlstream.index.build.lazy_shards.index import LazyShardIndex
 from sqlstream.order import Int64Array
@@ -20,7 +20,7 @@ class LenientRows(LazyRows):
     """The rows of a lazy index of which shards may be left out; the ledger has each of these among the failures."""
 
     _index: LazyShardIndex
-    _left_out: StorageError | None = None
+    _left_out: StorageError | DamagedShardError | None = None
     """Why the last one is."""
 
     def count(self, chunks: Int64Array) -> None:
@@ -44,18 +44,19 @@ class LenientRows(LazyRows):
 
     def _read(self, chunk: int) -> ChunkRows:
         try:
-            return super()._read(chunk)
+            rows = super()._read(chunk)
         except StorageError as error:
             if not self._index.leave_out(chunk, error):
                 raise
+            rows = super()._read(chunk)
         self._note_left_out()
-        return super()._read(chunk)
+        return rows
 
     def _note_left_out(self) -> None:
         self._left_out = note_left_out(self._index, self._session) or self._left_out
 
 
-def note_left_out(index: LazyShardIndex, session: CacheSession) -> StorageError | None:
+def note_left_out(index: LazyShardIndex, session: CacheSession) -> StorageError | DamagedShardError | None:
     """Write down which shards are left out since this was done last, and return why the last one is; None: none is."""
     if not (said := index.take_said()):
         return None

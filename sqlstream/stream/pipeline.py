@@ -13,7 +13,7 @@ from torch.utils.data import get_worker_info
 
 from sqlstream.cache import Cache
 from sqlstream.cache.session import ShardWish
-from sqlstream.config import LazyOptions, Packs, SampleOptions, ShardUnit
+from sqlstream.config import DamagedShards, LazyOptions, Packs, SampleOptions, ShardUnit
 from sqlstream.index.buckets import BucketTable
 from sqlstream.index.build.content import RowGroupIndex
 from sqlstream.index.build.lazy import LazyIndex
@@ -215,7 +215,9 @@ class Pipeline:
                 table_unit(self.options, shard_use_of(self.options, index), self.cache, are_commands=index.has_commands),
             )
             index.keep_tables(2 * walk.window)
-        kind = LenientRows if isinstance(index, LazyShardIndex) and self.options.index.missing_shards.leaves_out else LazyRows
+        given = self.options.index
+        leaves_out = given.missing_shards.leaves_out or given.damaged_shards is not DamagedShards.RAISE
+        kind = LenientRows if isinstance(index, LazyShardIndex) and leaves_out else LazyRows
         return kind(index, self.cache, self.options.index.lazy or LazyOptions(chunk_rows=1), self.dataset_id, walk)
 
     def renew(self, index: Index, lengths: LengthTable | None) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sqlstream import StreamingDataset
+from sqlstream import StreamingDataLoader, StreamingDataset
 from sqlstream.errors import ConfigError, DamagedMemberError, DamagedShardError, ObjectNotFoundError, SourceError
 from sqlstream.testing.servers import FaultyHttpServer
 from tests.cli.commands import run, run_json
@@ -129,6 +129,24 @@ def test_damage_is_counted_and_listed_and_told_by_each_opening(
         assert [(found["shard"], found["num_samples"]) for found in info["damaged"]] == [(0, 1), (2, 0)]
         assert "byte 2048: another archive follows the end blocks" in info["damaged"][0]["damage"]
     assert "it has no end record" in run("index", "info", tmp_path / "cache").stdout
+
+
+@pytest.mark.parametrize("place", [0, 1], ids=["first", "later"])
+@pytest.mark.parametrize("is_remote", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+def test_damage_that_a_lazy_index_finds_is_counted_and_listed_once(
+    mode: str, is_remote: bool, place: int, server: FaultyHttpServer, good: Path, tmp_path: Path
+) -> None:
+    damaged = FIXTURES / "tar/concatenated.tar"
+    server.objects |= {"/good.tar": good.read_bytes(), "/concatenated.tar": damaged.read_bytes()}
+    src = [f"{server.url}/{path.name}" if is_remote else str(path) for path in (good, damaged)][:: 1 if place else -1]
+    for _ in range(2):
+        with with_mode(src, tmp_path, mode, lazy_index_chunk_size=1, columns_to_download=[]) as dataset:
+            loader = StreamingDataLoader(dataset, batch_size=2, num_workers=2, collate_fn=list)
+            assert len([sample for batch in loader for sample in batch]) == (4 if mode == "skip" else 5)
+            (failure,) = dataset.failures()
+            assert (Path(failure.url).name, failure.count) == ("concatenated.tar", 1)
+            assert "byte 2048: another archive follows the end blocks" in failure.error
 
 
 def test_index_build_takes_what_a_dataset_takes(good: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from sqlstream.config import DamagedShards
-from sqlstream.errors import ObjectNotFoundError, SourceChangedError, SourceError, StorageError
+from sqlstream.errors import DamagedShardError, ObjectNotFoundError, SourceChangedError, SourceError, StorageError
 from sqlstream.index.build.chunks import ChunkPlace, ChunkStore, drop_oldest
 from sqlstream.index.build.lazy_shards.table import ShardTable, decoded, encoded, rows_as, schema_of, table_of
 from sqlstream.index.file.connection import damaged
@@ -78,8 +78,8 @@ class ShardChunks:
         """The epoch that is asked for."""
         self._left_out: dict[tuple[int, int], ShardTable] = {}
         """Epoch and number of shards that are there, and that it is without in this process: tables without samples."""
-        self.said: list[StorageError] = []
-        """Why shards are left out, until that is taken from here."""
+        self.said: list[StorageError | DamagedShardError] = []
+        """Why shards are left out, or samples of them, until that is taken from here."""
 
     def __reduce__(self) -> tuple[type[ShardChunks], tuple[Sequence[SourcePart], IndexRoom]]:
         return (ShardChunks, (self._parts, self._room))
@@ -296,6 +296,7 @@ class ShardChunks:
             samples = replace(samples, unpack=self._packings.get(number))
         if samples.damage is not None:
             logger.warning("%s is damaged, %d samples are kept: %s", urls.redact(file.url), len(samples.parts), samples.damage)
+            self.said.append(DamagedShardError(str(samples.damage), url=file.url))
         if len(samples.parts) > ROOM_ROWS and not self._are_counted:
             raise SourceError(
                 f"{urls.redact(file.url)} has {len(samples.parts)} samples, and a lazy index takes {ROOM_ROWS} of a shard: "

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from sqlstream.errors import IndexDatabaseError, SchemaError, StorageError
+from sqlstream.errors import DamagedShardError, IndexDatabaseError, SchemaError, StorageError
 from sqlstream.index.build.lazy import ChunkRows, LazyIndex
 from sqlstream.index.build.lazy_shards.chunks import ShardChunks, members_path
 from sqlstream.index.build.lazy_shards.table import ShardTable
@@ -136,8 +136,8 @@ class LazyShardIndex(LazyIndex):
         """Take a shard that does not come for one without samples, if it may be; see `ShardChunks.leave_out`."""
         return self._chunks.leave_out(number, error, self)
 
-    def take_said(self) -> list[StorageError]:
-        """Return why shards are left out, as far as it was not returned before."""
+    def take_said(self) -> list[StorageError | DamagedShardError]:
+        """Return why shards are left out, or samples of them, as far as it was not returned before."""
         said, self._chunks.said = self._chunks.said, []
         return said
 
