@@ -22,12 +22,12 @@ class DiskWatch:
         interval_seconds: Pause between two looks; 5 ms sees a download of one small file.
     """
 
-    def __init__(self, directory: Path, interval_seconds: float = 0.005) -> None:
+    def __init__(self, directory: str | os.PathLike[str], interval_seconds: float = 0.005) -> None:
         self.highest_bytes = 0
         """Highest sum seen so far."""
         self.num_looks = 0
         """Sums that counted."""
-        self._directory = directory
+        self._directory = Path(directory)
         self._interval_seconds = interval_seconds
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="disk-watch", daemon=True)

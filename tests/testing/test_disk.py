@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from sqlstream.testing.disk import DiskWatch, bytes_together, cached_files
 
@@ -29,9 +32,10 @@ def test_watch_keeps_the_highest_sum_of_data_and_part(tmp_path: Path) -> None:
     assert watch.highest_bytes == 1500
 
 
-def test_watch_looks_once_more_at_the_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [Path, str])
+def test_watch_looks_once_more_at_the_end(kind: Callable[[Path], Path | str], tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
-    with DiskWatch(tmp_path, interval_seconds=60) as watch:
+    with DiskWatch(kind(tmp_path), interval_seconds=60) as watch:
         (tmp_path / "data" / "1").write_bytes(b"x" * 10)
     assert (watch.highest_bytes, watch.num_looks) == (10, 1)
 
