@@ -244,10 +244,26 @@ def test_a_directory_needs_a_data_type(tmp_path: Path) -> None:
         build(tmp_path, tmp_path / "d", data_type="video")
 
 
-@pytest.mark.parametrize(("file", "pattern"), [("a.parquet", "*.parquet"), ("2024/a.b.CSV.gz", "2024/*.CSV.gz")])
-def test_a_directory_of_tables_is_named_by_a_wildcard(tmp_path: Path, file: str, pattern: str) -> None:
+@pytest.mark.parametrize(
+    ("file", "pattern"),
+    [
+        ("a.parquet", "*.parquet"),
+        ("2024/a.b.CSV.gz", "2024/*.CSV.gz"),
+        ("s-000.tar", "*.tar"),
+        ("train/s-0.Tar.gz", "train/*.Tar.gz"),
+        ("s.zip", "*.zip"),
+    ],
+)
+def test_a_directory_of_tables_or_shards_is_named_by_a_wildcard(tmp_path: Path, file: str, pattern: str) -> None:
     make_samples(tmp_path / "d", file, "1.jpg")
     with pytest.raises(ConfigError, match=re.escape(f"by a wildcard, {tmp_path}/d/{pattern}, or give data_type")):
+        build(tmp_path, tmp_path / "d")
+
+
+def test_a_directory_whose_index_of_shards_is_cut_off_says_so(tmp_path: Path) -> None:
+    make_samples(tmp_path / "d", "shard.00000.mds")
+    (tmp_path / "d" / "index.json").write_text('{"shards": [{"column_names": [')
+    with pytest.raises(ConfigError, match=r"its index\.json describes no shards: it is cut off, or of another program"):
         build(tmp_path, tmp_path / "d")
 
 

@@ -15,6 +15,7 @@ from sqlstream.index.sources.formats.json_array import JsonTable
 from sqlstream.index.sources.formats.json_lines import JsonLinesTable
 from sqlstream.index.sources.formats.parquet import ParquetTable
 from sqlstream.storage.base import urls
+from sqlstream.storage.members.names import tar_extension
 from sqlstream.storage.members.unpack import MAGIC_BYTES, Compression, compression_of
 
 FORMATS: Mapping[str, OpenTable] = {
@@ -59,14 +60,14 @@ def is_table(url: str) -> bool:
 
 
 def wildcard_with(path: str) -> str:
-    """Return the pattern of all tables of the format of `path` in its folder.
+    """Return the pattern of all tables or shards of the format of `path` in its folder.
 
     Example:
-        >>> wildcard_with("part-0.parquet"), wildcard_with("2024/a.b.csv.gz")
-        ('*.parquet', '2024/*.csv.gz')
+        >>> wildcard_with("part-0.parquet"), wildcard_with("2024/a.b.csv.gz"), wildcard_with("train/0.tar.gz")
+        ('*.parquet', '2024/*.csv.gz', 'train/*.tar.gz')
     """
     folder, slash, name = path.rpartition("/")
-    return f"{folder}{slash}*{name[name.lower().rindex(format_of(name)) :]}"
+    return f"{folder}{slash}*{name[name.lower().rindex(tar_extension(name) or format_of(name)) :]}"
 
 
 def check_table(url: str, src: str) -> None:

@@ -258,11 +258,13 @@ def _directory(src: str, options: IndexOptions, remote: RemoteReader) -> SourceP
     listing = Listing(src, remote)
     base_url = listing.directory.rstrip("/") or "/"
     if options.data_type is None:
-        found, tables = [], set()
+        found, tables, beside = [], set(), ""
         for file in listing.files():
+            if file.url == described.INDEX:  # which `described.find_index` has read
+                beside = f", and its {described.INDEX} describes no shards: it is cut off, or of another program"
             if folder.METADATA.fullmatch(file.url):
                 found.append(file)
-            elif by_extension.is_table(file.url):
+            elif by_extension.is_table(file.url) or layout_of(file.url) is not None:
                 tables.add(by_extension.wildcard_with(file.url))
         found.sort(key=attrgetter("url"))
         if found:
@@ -278,9 +280,13 @@ def _directory(src: str, options: IndexOptions, remote: RemoteReader) -> SourceP
             return _plan(src, options, base_url, parts)
         raise ConfigError(
             f"{urls.redact(src)} is a directory: "
-            + (f"name the tables in it by a wildcard, {urls.redact(listing.directory + min(tables))}, or " if tables else "")
+            + (
+                f"name tables or shards in it by a wildcard, {urls.redact(listing.directory + min(tables))}, or "
+                if tables
+                else ""
+            )
             + f"give data_type, which says whose files make a sample: one of {', '.join(DataSampleType)} "
-            "(it has no metadata.csv, .jsonl or .parquet that would say it)"
+            f"(it has no metadata.csv, .jsonl or .parquet that would say it{beside})"
         )
     if options.wanted_key != KEY:
         raise ConfigError(
