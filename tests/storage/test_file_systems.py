@@ -50,6 +50,12 @@ def test_a_file_system_object_reads_every_remote_url(tmp_path: Path, fetchers: l
         fetcher.head("dir://bucket/nope")
 
 
+def test_a_scheme_that_is_not_known_is_an_error_with_the_cures(fetchers: list[Fetcher]) -> None:
+    fetchers.append(Fetcher(StorageOptions()))
+    with pytest.raises(ConfigError, match=r"s4://b/x.csv: .*'?s4'?; correct the scheme.*providers=\{'s4': 'module:function'\}"):
+        fetchers[0].head("s4://b/x.csv")
+
+
 def test_an_s3fs_object_works_as_its_options_do(s3: LocalS3, tmp_path: Path, fetchers: list[Fetcher]) -> None:
     url = s3.put("filesystem/x", b"12345")
     file_system = fsspec.filesystem("s3", skip_instance_cache=True, **s3.storage_options)

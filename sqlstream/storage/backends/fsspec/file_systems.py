@@ -85,7 +85,10 @@ class FileSystems:
                 head = _head(fsspec.get_filesystem_class(scheme(url)), url)
                 file_system, path = fsspec.core.url_to_fs(head, **options)
             except ValueError as error:  # no such protocol, or a value that its constructor refuses
-                raise ConfigError(f"{redact(url)}: {redact_text(str(error))}", url=redact(url)) from error
+                name = scheme(url)
+                cure = f"; correct the scheme, or name a function that reads it: providers={{{name!r}: 'module:function'}}"
+                cure = "" if name in fsspec.available_protocols() else cure
+                raise ConfigError(f"{redact(url)}: {redact_text(str(error))}{cure}", url=redact(url)) from error
             self._keep(file_system)
         if (listings := getattr(file_system, "dircache", None)) is not None:
             listings.use_listings_cache = False  # as an option it would reach SSHClient.connect, which refuses it
