@@ -177,7 +177,7 @@ def test_workers_that_stay_ask_again_in_the_next_epoch(src: str, server: FaultyH
     assert sorted(shard for batch in loader for shard in batch) == all_but([])
 
 
-def test_an_index_that_is_built_whole_leaves_out_what_is_not_there(tmp_path: Path) -> None:
+def test_an_index_that_is_built_whole_leaves_out_what_is_not_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for shard in (0, 2):
         (tmp_path / f"{shard}.tar").write_bytes(tar_of([(f"{shard}", {"cls": b"1"})]))
     src = f"{tmp_path}/{{0..2}}.tar"
@@ -185,6 +185,8 @@ def test_an_index_that_is_built_whole_leaves_out_what_is_not_there(tmp_path: Pat
         with opened(src, tmp_path / str(len(lazy)), source_options={"missing_shards": "skip"}, **lazy) as dataset:
             assert [sample["__key__"] for sample in dataset] == ["0", "2"]
             assert len(dataset) == 2
+        assert "damaged" not in caplog.text
+    assert f"{src}: 1 of 3 shards are not there, and left out: {tmp_path}/1.tar" in caplog.text
     (tmp_path / "1.tar").write_bytes(tar_of([("1", {"cls": b"1"})]))
     for lazy in ({}, {"lazy_index_chunk_size": 1}):
         with opened(src, tmp_path / str(len(lazy)), source_options={"missing_shards": "skip"}, **lazy) as dataset:

@@ -165,16 +165,18 @@ class ShardIndex(ContentIndex):
         return {shard: unpack_of(text) for shard, _, text, _ in self.stored(_SHARDS) if text is not None}
 
     def warn_of_damage(self) -> None:
-        """Log which shards were damaged when they were indexed, if some were."""
+        """Log which shards were damaged when they were indexed, and which were not there, if some were."""
         found = [(shard, num) for shard, num, _, damage in self.stored(_SHARDS) if damage is not None]
-        if not found:
-            return
-        named = [f"{self._name_of(shard)} ({num:,} samples kept)" for shard, num in found[:MAX_NAMED]]
-        logger.warning(
-            "%s: %d of %d shards are damaged: %s%s; `sqlstream index info` says where",
-            *(self.src, len(found), len(self._files.shards), ", ".join(named)),
-            f" and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else "",
-        )
+        missing = [shard for shard, _ in found if (given := self._files.shards[shard]) is not None and given.file.is_missing]
+        damaged = [f"{self._name_of(shard)} ({num:,} samples kept)" for shard, num in found if shard not in missing]
+        for names, what, where in (
+            (damaged, "damaged", "; `sqlstream index info` says where"),
+            ([self._name_of(shard) for shard in missing], "not there, and left out", ""),
+        ):
+            if names:
+                more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+                shown = ", ".join(names[:MAX_NAMED]) + more + where
+                logger.warning("%s: %d of %d shards are %s: %s", self.src, len(names), len(self._files.shards), what, shown)
 
     def warn_of_missing_versions(self) -> None:
         """Log of which shards on servers nothing tells versions apart: what is read of them later is not compared."""
