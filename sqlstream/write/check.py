@@ -109,7 +109,7 @@ class ShardReader:
         return KnownShard(url, _kind_of(url), None, size, ())
 
     def _indexed(self, url: str, text: bytes) -> Iterator[KnownShard]:
-        prefix, name = url.rpartition("/")[0] + "/", urls.redact(url)
+        prefix, name = "".join(url.rpartition("/")[:2]), urls.redact(url)
         try:
             document = json.loads(text)
         except ValueError as error:

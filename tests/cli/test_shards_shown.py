@@ -53,6 +53,15 @@ def test_shards_are_shown_for_people(capsys: pytest.CaptureFixture[str]) -> None
     assert (code, "has no index.json and no file of .tar, .zip, .parquet" in text) == (2, True)
 
 
+@pytest.mark.parametrize(("name", "index"), [("mds/plain", "index.json"), ("mds/jsonl", "./index.json"), ("wds", "index.json")])
+def test_an_index_in_the_working_directory_names_what_lies_beside_it(
+    name: str, index: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(FIXTURES / name)
+    code, checked = shards(capsys, "verify", index, "--json")
+    assert (code, checked["damaged"]) == (0, [])
+
+
 def test_damage_of_each_kind_is_found_and_named(pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def flip(path: Path, offset: int) -> None:
         data = bytearray(path.read_bytes())
