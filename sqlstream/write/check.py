@@ -73,7 +73,8 @@ class ShardReader:
     """
 
     def __init__(self, remote: RemoteReader | None) -> None:
-        self._remote = remote
+        self.remote = remote
+        """Reads what is not on this disk."""
 
     def find(self, src: str) -> tuple[KnownShard, ...]:
         """Return the shards of an index, of a directory with one, or else the archives and Parquet files that are named.
@@ -200,12 +201,19 @@ class ShardReader:
             yield copy
 
     def _reader(self, url: str) -> RemoteReader:
-        assert self._remote is not None, f"{urls.redact(url)} is remote"
-        return self._remote
+        assert self.remote is not None, f"{urls.redact(url)} is remote"
+        return self.remote
 
     def _text(self, url: str) -> bytes:
         with self.held(url) as path:
             return path.read_bytes()
+
+    def is_there(self, url: str) -> bool:
+        """Return whether there is a file."""
+        try:
+            return self._reader(url).head(url) is not None if urls.is_remote(url) else urls.local_path(url).is_file()
+        except FileNotFoundError:
+            return False
 
     def _size(self, url: str) -> int | None:
         """Return the size of a file; None: there is none."""

@@ -17,6 +17,7 @@ import pytest
 
 from sqlstream import StreamingDataset
 from sqlstream.cli.main import main
+from sqlstream.testing.servers import FaultyHttpServer
 from tests.cli.commands import shards, write, write_pictures
 from tests.goldens import FIXTURES, expected
 
@@ -60,6 +61,19 @@ def test_an_index_in_the_working_directory_names_what_lies_beside_it(
     monkeypatch.chdir(FIXTURES / name)
     code, checked = shards(capsys, "verify", index, "--json")
     assert (code, checked["damaged"]) == (0, [])
+
+
+def test_a_wildcard_names_shards_and_one_that_is_not_there_is_an_error(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    code, shown = shards(capsys, "info", FIXTURES / "wds" / "shard-*.tar", "--json")
+    assert (code, len(shown["shards"]), shown["bytes"] > 0) == (0, 3, True)
+    code, checked = shards(capsys, "verify", FIXTURES / "wds" / "shard-*.tar", "--json")
+    assert (code, checked["shards"], checked["damaged"]) == (0, 3, [])
+    with FaultyHttpServer() as server:
+        for src in (f"{tmp_path}/no-*.tar", f"{tmp_path}/no.tar", f"{server.url}/no-{{0..1}}.tar"):
+            code, text = shards(capsys, "info", src)
+            assert (code, "no file matches" in text or "is not there: check the path" in text) == (2, True)
 
 
 def test_damage_of_each_kind_is_found_and_named(pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ import argparse
 
 from sqlstream.cli.options import Subcommands, add_command, add_storage_option, place
 from sqlstream.cli.output import Size, print_facts, print_json, print_section
-from sqlstream.cli.shards.opening import shard_reader
+from sqlstream.cli.shards.opening import find_shards, shard_reader
 
 _MOST_SHOWN = 20
 """Arbitrary: shards in the text for people; `--json` has all."""
@@ -19,18 +19,26 @@ def register(group: Subcommands) -> None:
         "src",
         metavar="SRC",
         type=place,
-        help="a directory, an index.json, or shards: local or remote, with braces",
+        help="a directory, an index.json, or shards: local or remote, with braces or a wildcard",
     )
     add_storage_option(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Show the shards."""
+    from sqlstream.errors import ObjectNotFoundError
     from sqlstream.storage.base.urls import redact
+    from sqlstream.storage.members.braces import expand
     from sqlstream.write.check import totals
 
     with shard_reader(options, [options.src]) as reader:
-        shards = reader.find(options.src)
+        shards = find_shards(reader, options.src)
+        named = expand(options.src)
+        lost = [
+            shard.url for shard in shards if shard.size_bytes is None and shard.url in named and not reader.is_there(shard.url)
+        ]
+    if lost:
+        raise ObjectNotFoundError(f"{redact(lost[0])} is not there: check the path")
     samples, size = totals(shards)
     mosaic = shards[0].mosaic
     columns = {} if mosaic is None else {column.name: column.encoding for column in mosaic.columns}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from sqlstream.cli.options import storage_options
 
 if TYPE_CHECKING:
-    from sqlstream.write.check import ShardReader
+    from sqlstream.write.check import KnownShard, ShardReader
 
 
 @contextlib.contextmanager
@@ -29,3 +29,19 @@ def shard_reader(options: argparse.Namespace, places: Sequence[str]) -> Iterator
         yield ShardReader(fetcher)
     finally:
         fetcher.close()
+
+
+def find_shards(reader: ShardReader, src: str) -> tuple[KnownShard, ...]:
+    """Return the shards that a command is given, which a wildcard may name, too.
+
+    Raises:
+        ConfigError: There are none.
+        SourceError: The same of a wildcard; or an index is damaged.
+    """
+    from sqlstream.index.sources.places import wildcard
+    from sqlstream.storage.base.protocols import NO_REQUESTS
+
+    if not wildcard.has_wildcard(src):
+        return reader.find(src)
+    files = wildcard.match_files(src, reader.remote or NO_REQUESTS)
+    return tuple(shard for file in files for shard in reader.find(file.url))

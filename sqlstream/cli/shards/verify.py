@@ -6,7 +6,7 @@ import argparse
 
 from sqlstream.cli.options import Subcommands, add_command, add_storage_option, place
 from sqlstream.cli.output import Size, print_facts, print_json, print_section
-from sqlstream.cli.shards.opening import shard_reader
+from sqlstream.cli.shards.opening import find_shards, shard_reader
 
 DAMAGED = 1
 """Exit code of a finding."""
@@ -19,7 +19,7 @@ def register(group: Subcommands) -> None:
         "src",
         metavar="SRC",
         type=place,
-        help="a directory, an index.json, or shards: local or remote, with braces",
+        help="a directory, an index.json, or shards: local or remote, with braces or a wildcard",
     )
     add_storage_option(parser)
 
@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
     damaged: list[dict[str, str]] = []
     samples = size = 0
     with shard_reader(options, [options.src]) as reader:
-        shards = reader.find(options.src)
+        shards = find_shards(reader, options.src)
         with progress(len(shards), " shards", "checking", show=not options.json) as bar:
             for shard in shards:
                 try:
