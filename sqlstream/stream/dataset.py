@@ -85,7 +85,7 @@ class StreamingDataset(SelectedRows, IteratedDataset):
         infinite_iteration: One iteration goes on over epochs without end.
         index_cols_to_keep: Columns of the index that samples have, beside the key and the downloaded ones; None: all.
         sql_query: `SELECT … FROM dataframe WHERE …` over the index, in SQLite's dialect.
-        max_index_files_to_use: At most this many files of a wildcard, of braces, or of a file of paths; of several sources, of each.
+        max_index_files_to_use: At most this many files of a wildcard, braces, or a file of paths; of several sources, of each.
         resolution: Ignored, as in `sds`.
         lazy_index_chunk_size: Leave the rows in their Parquet files, and fetch row groups when they are needed, neighbours
             together up to so many rows (docs/index.md); or in their shards (docs/shards.md). None: build the index whole first.
