@@ -267,6 +267,12 @@ def test_a_directory_whose_index_of_shards_is_cut_off_says_so(tmp_path: Path) ->
         build(tmp_path, tmp_path / "d")
 
 
+def test_shards_of_a_writing_that_has_not_ended_are_no_tables_and_their_index_is_missed(tmp_path: Path) -> None:
+    make_samples(tmp_path / "d", "shard.00000.mds.zstd", ".sqlstream-write.jsonl")
+    with pytest.raises(ConfigError, match=r"directory: give data_type.* nor an index\.json, which comes last"):
+        build(tmp_path, tmp_path / "d")
+
+
 def test_files_of_one_key_and_extension_in_two_directories_are_named(tmp_path: Path) -> None:
     make_samples(tmp_path / "d", "x/1.jpg", "y/1.jpg", "2.jpg")
     with pytest.raises(SourceError, match=r"x/1\.jpg and y/1\.jpg have the same key '1'"):

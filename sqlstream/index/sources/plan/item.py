@@ -44,6 +44,7 @@ from sqlstream.storage.base import urls
 from sqlstream.storage.base.access import OWN_ROWS, Origin, Rules, origin_at
 from sqlstream.storage.base.credentials import place_of
 from sqlstream.storage.base.protocols import CALLS_AT_A_TIME, RemoteReader
+from sqlstream.storage.base.unfinished import JOURNAL_NAME
 
 
 def as_named(item: Any) -> Any:
@@ -262,6 +263,10 @@ def _directory(src: str, options: IndexOptions, remote: RemoteReader) -> SourceP
         for file in listing.files():
             if file.url == described.INDEX:  # which `described.find_index` has read
                 beside = f", and its {described.INDEX} describes no shards: it is cut off, or of another program"
+            elif ".mds" in file.url.rpartition("/")[2]:
+                beside = beside or f", nor an {described.INDEX}, which comes last where shards of MDS are written"
+            if file.url.rpartition("/")[2] == JOURNAL_NAME:  # of a writing, and no table
+                continue
             if folder.METADATA.fullmatch(file.url):
                 found.append(file)
             elif by_extension.is_table(file.url) or layout_of(file.url) is not None:
