@@ -303,9 +303,15 @@ def test_streams_in_another_order_are_refused_and_go_on_where_they_were(tmp_path
     with Job(tmp_path, own, sizes=MANY) as job:
         given = samples_of(job.steps(3))
         state = kept(job.state())
+        job.round()
+        within = kept(job.state())
     with Job(tmp_path, own[::-1], sizes=MANY) as other:
+        with pytest.raises(StateError, match="within step 3, after 1 of its rounds"):
+            other.load(within, streams="continue")
         with pytest.raises(StateError, match="in another order than b, a, which would not have given"):
             other.load(state)
+        other.load(state, strict=False)
+        assert {one.number for one in other.steps(2)} == {3, 4}
         other.load(state, streams="continue")
         given += samples_of(other.steps(9))
     for name in "ab":

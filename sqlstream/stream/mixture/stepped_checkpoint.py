@@ -62,12 +62,12 @@ def load_stepped(run: SteppedRun, saved: Mapping[str, Any], *, strict: bool, str
     """
     state = SteppedState.from_dict(saved)
     parts = {name: part.part for name, part in state.streams.items()}
-    anew = restarted(run.names, streams, parts)
+    anew, is_strict = restarted(run.names, streams, parts), flag_of("strict", strict)
     is_changed = streams is not None and (bool(anew) or not _is_as_it_was(run, state))
     try:
         _check(run, state, goes_on=is_changed, anew=anew)
     except StateError:
-        if flag_of("strict", strict):
+        if is_strict:
             raise
         place = StepPlace(state.step)
         run.partition(place)  # it is an error if the run went on with other streams behind that step
@@ -81,7 +81,8 @@ def load_stepped(run: SteppedRun, saved: Mapping[str, Any], *, strict: bool, str
         run.settle()
         place = _place(run, state, strict=strict, goes_on=is_changed)
         restored = restored_weights(run.schedules, parts, anew)
-        is_changed = is_changed or not _has_restored(run, state, may_differ=streams is not None)
+        if not is_changed and not _has_restored(run, state, may_differ=streams is not None or not is_strict):
+            is_changed, place = True, _place(run, state, strict=strict, goes_on=True)
     except BaseException:
         run.lanes, run.begun = before
         run.settle()
