@@ -83,7 +83,8 @@ class Partition:
             raise ConfigError(
                 f"num_canonical_nodes={self.num_canonical_nodes} needs as many ranks on each node, but "
                 f"world_size={world.world_size}, num_nodes={world.num_nodes} and "
-                f"local_world_size={world.local_world_size}: use num_canonical_nodes=1"
+                f"local_world_size={world.local_world_size}: give World the nodes and the ranks of each, if it is given by "
+                "hand, or use num_canonical_nodes=1"
             )
         if consumed < 0 or (consumed < self.num_positions and consumed % self.step_size):
             raise StateError(

@@ -253,6 +253,8 @@ def test_canonical_nodes_refuse_nodes_with_unequal_ranks() -> None:
     plan = Plan(num_samples=10, seed=1, batch_size=2, num_canonical_nodes=2)
     with pytest.raises(ConfigError, match=r"num_canonical_nodes=2.*world_size=5, num_nodes=2 and local_world_size=3"):
         plan.partition(World(world_size=5, local_world_size=3, num_nodes=2))
+    with pytest.raises(ConfigError, match=r"num_nodes=1 and local_world_size=1: give World the nodes and the ranks of each"):
+        plan.partition(World(rank=1, world_size=4))
 
 
 @pytest.mark.parametrize("num_samples", [1, 3, 16, 53, 61])
