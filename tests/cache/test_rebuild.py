@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from sqlstream.cache import Cache
 from sqlstream.cache.files.disk import Disk
+from sqlstream.cache.ledger.database import Database
+from sqlstream.cache.ledger.ledger import Ledger
 from sqlstream.cache.model.refs import ObjectRef, object_key
+from sqlstream.cache.model.rows import EntryRow
+from sqlstream.cache.recovery import rebuild
 from sqlstream.testing.disk import DiskWatch, cached_files
 from sqlstream.testing.invariants import check_invariants
 from sqlstream.testing.servers import Fault, FaultyAnswer, FaultyHttpServer
@@ -128,6 +134,41 @@ def test_after_a_restart_of_the_machine_rows_and_files_are_compared(
         cache.acquire_many(urls[:6])
     assert num_gets(server) == 6 + 3
     check_invariants(directory, at_rest=True)
+
+
+class Overtaken(Ledger):
+    """The ledger of a process that compares it while another one, which was faster, has opened the cache and reads."""
+
+    def __init__(self, directory: Path, then: Callable[[], object]) -> None:
+        super().__init__(Database(directory / "ledger.sqlite"))
+        self._then = [then]
+
+    def ready_after(self, key: bytes, limit: int, dataset: int | None = None) -> list[EntryRow]:
+        while self._then:
+            self._then.pop()()
+        return super().ready_after(key, limit, dataset)
+
+
+def test_processes_that_compare_after_a_restart_take_nothing_from_one_that_is_done_with_it(
+    directory: Path, urls: list[str]
+) -> None:
+    with Cache(directory, limit=1 << 20) as cache:
+        cache.acquire_many(urls[:3])
+    change_boot_id(directory, "UPDATE entry SET created_at = created_at - 3600")
+    paths: list[Path] = []
+    with contextlib.ExitStack() as exit_:
+
+        def open_and_read() -> None:
+            with Cache(directory) as cache:
+                cache.acquire_many(urls[5:8])
+            # A second time: what has just come is locked by its download for a moment, beside the pin.
+            paths.extend(exit_.enter_context(Cache(directory)).acquire_many(urls[5:8]))
+
+        ledger = Overtaken(directory, open_and_read)
+        rebuild.reconcile(ledger, Disk(directory))
+        ledger.database.close()
+        assert [path.stat().st_size for path in paths] == [SIZE] * 3, "they are pinned"
+        check_invariants(directory)
 
 
 def rebuilt_after_days(directory: Path, urls: list[str]) -> None:

@@ -96,8 +96,8 @@ def reconcile(ledger: Ledger, disk: Disk) -> None:
                 recover.settle_filling(tx, disk, row)
     if recorded:
         logger.warning("the machine was restarted: comparing the cache %s with its files", disk.root)
-        _drop_rows(ledger, disk, newest - SUSPECT_SECONDS)
-        _drop_strangers(ledger, disk)
+        _drop_rows(ledger, disk, newest - SUSPECT_SECONDS, current)
+        _drop_strangers(ledger, disk, current)
     with ledger.transaction() as tx:
         _note_boot(disk, current)
         tx.set_boot_id(current)  # last: an interrupted comparison starts again
@@ -114,20 +114,24 @@ def boot_id() -> str:
     return _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
 
 
-def _drop_rows(ledger: Ledger, disk: Disk, suspect_since: int) -> None:
+def _drop_rows(ledger: Ledger, disk: Disk, suspect_since: int, current: str) -> None:
     last = b""
     while rows := ledger.ready_after(last, VERIFY_BATCH):
         last = rows[-1].key
         with ledger.transaction() as tx:
+            if tx.boot_id() == current:  # another process was faster: what has come since is no suspect, and may be pinned
+                return
             young = tx.created_since([row.key for row in rows], suspect_since)
             wrong = [row for row in rows if row.key in young or disk.data_size(row.key, row.ext) != row.size_bytes]
             recover.remove(tx, disk, wrong)
 
 
-def _drop_strangers(ledger: Ledger, disk: Disk) -> None:
+def _drop_strangers(ledger: Ledger, disk: Disk, current: str) -> None:
     """Remove files without a row: the row's commit was lost, and with it perhaps bytes."""
     for files in batched(disk.scan_data(), VERIFY_BATCH):
         with ledger.transaction() as tx:
+            if tx.boot_id() == current:
+                return
             known = tx.find([file.key for file in files])
             for file in files:
                 if file.key not in known or known[file.key].ext != file.ext:
