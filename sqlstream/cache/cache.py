@@ -183,7 +183,7 @@ class Cache:
             CacheFullError: It is larger than the limit, or everything else is pinned.
             StorageError: It cannot be read.
         """
-        (url,) = _listed([url])
+        url = url if isinstance(url, str) else _text(url)
         if not urls.is_remote(url):
             yield urls.found_path(url)
             return
@@ -367,11 +367,15 @@ def _listed(wanted: Iterable[str | os.PathLike[str]]) -> list[str]:
     """Return URLs and paths as a list of texts, also those that an iterator gives once."""
     if isinstance(wanted, str):
         raise ConfigError(f"{urls.redact(wanted)!r} is a single text: give a list of URLs")
-    given = list_of("wanted", wanted, "give a list of URLs")
-    listed = [os.fspath(url) if isinstance(url, os.PathLike) else url for url in given]
-    if wrong := [url for url in listed if not isinstance(url, str)]:
-        raise ConfigError(f"{wrong[0]!r} is no URL and no path: give a text or a Path")
-    return listed
+    return [url if isinstance(url, str) else _text(url) for url in list_of("wanted", wanted, "give a list of URLs")]
+
+
+def _text(url: os.PathLike[str]) -> str:
+    """Return a path as a text."""
+    text = os.fspath(url) if isinstance(url, os.PathLike) else None
+    if not isinstance(text, str):
+        raise ConfigError(f"{url!r} is no URL and no path: give a text or a Path")
+    return text
 
 
 def _hold_each(cache: Cache, refs: Mapping[str, ObjectRef]) -> dict[str, AnyHold]:
