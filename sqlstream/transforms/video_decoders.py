@@ -113,8 +113,10 @@ class AvDecoder:
         if stream.duration:
             self.duration = float(stream.duration) * self._time_base
         elif self._container.duration:
-            end = (self._container.duration + (self._container.start_time or 0)) / av.time_base
-            self.duration = float(end) - self.begin
+            end = float((self._container.duration + (self._container.start_time or 0)) / av.time_base)
+            if self.framerate and self.begin > 1 / self.framerate:  # some containers count from 0, some from there
+                end = self._end_of_packets(end)
+            self.duration = end - self.begin
         else:
             self.duration = float(stream.frames) / self.framerate if self.framerate else 0.0
         context = stream.codec_context
@@ -135,6 +137,15 @@ class AvDecoder:
         if first is None:
             raise DecodeError("the video has no frames")
         return int(first.pts if first.pts is not None else self._stream.start_time or 0)
+
+    def _end_of_packets(self, latest: float) -> float:
+        """Return when the last frame ends, in seconds of the container; `latest` where no key frame is found before that."""
+        try:
+            self._container.seek(math.ceil(latest / self._time_base), stream=self._stream, backward=True)
+        except self._av.FFmpegError:  # FLV
+            return latest
+        starts = [packet.pts for packet in self._container.demux(self._stream) if packet.pts is not None]
+        return max(starts) * self._time_base + 1 / self.framerate if starts else latest
 
     def frames_at(self, times: Times, check: Callable[[], None]) -> Frames:
         """Return the frames shown at ascending times."""

@@ -104,6 +104,21 @@ def cut(num_frames: int, container: str = "mp4") -> bytes:
     return file.getvalue()
 
 
+@functools.cache
+def delayed(seconds: int, container: str) -> bytes:
+    """The video with its first frame at a time above 0, as `ffmpeg -f segment -c copy` leaves its pieces."""
+    file = io.BytesIO()
+    source: Any
+    with av.open(io.BytesIO(video())) as source, av.open(file, "w", format=container) as output:
+        stream = output.add_stream_from_template(source.streams.video[0])
+        for packet in source.demux():
+            if packet.dts is not None and packet.pts is not None and packet.time_base is not None:
+                late = round(seconds / packet.time_base)
+                packet.pts, packet.dts, packet.stream = packet.pts + late, packet.dts + late, stream
+                output.mux(packet)
+    return file.getvalue()
+
+
 def times_of(num_frames: int, is_variable: bool) -> list[int]:
     """When frames begin, in frame times."""
     return [2 * k + k % 2 for k in range(num_frames)] if is_variable else list(range(num_frames))

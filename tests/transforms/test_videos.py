@@ -34,7 +34,7 @@ from sqlstream.transforms.video import (
 from sqlstream.transforms.video_decoders import AvDecoder
 from sqlstream.transforms.video_reader import DECODERS, VideoReader
 
-from .clips import FPS, HEIGHT, WIDTH, cut, mux_sound, numbers, pitch, times_of, video
+from .clips import FPS, HEIGHT, WIDTH, cut, delayed, mux_sound, numbers, pitch, times_of, video
 
 LIBRARIES = {name: module for name, (module, _) in DECODERS.items()}
 KINDS: dict[str, dict[str, Any]] = {
@@ -91,6 +91,14 @@ def test_a_video_that_was_cut_without_encoding_begins_at_its_first_shown_frame(l
     frames = VideoReader(cut(17, container)).frames_at(np.arange(43) / FPS)
     assert numbers(frames.pixels) == list(range(17, 60)), library
     assert np.abs(frames.times - np.arange(43) / FPS).max() < 2e-3
+
+
+@pytest.mark.parametrize("container", ["matroska", "flv", "mpegts", "mp4"])
+def test_a_video_that_begins_late_lasts_as_long_as_its_frames(library: str, container: str) -> None:
+    file = delayed(20, container)
+    assert VideoReader(file).decoder.duration == pytest.approx(60 / FPS, abs=0.1)
+    for position in range(8):
+        assert len(set(decoded(sample_at(position, v=file), num_frames=12, framerate=12.0)[0])) == 12, library
 
 
 def test_the_sound_of_a_cut_video_goes_with_its_frames() -> None:
