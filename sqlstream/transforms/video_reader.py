@@ -1,8 +1,8 @@
 """Frames of a video at given times, by the fastest decoder that is installed and reads the file.
 
 For frames at scattered moments torchcodec is tried first, for the frames of a clip PyAV; then the other one. decord is used
-where neither is installed, or where it is asked for. PyAV alone reads MPEG-TS and AVI (the other two give wrong frames there).
-A file that one decoder cannot read goes to the next.
+where neither is installed, or where it is asked for. PyAV alone reads MPEG-TS, AVI, FLV and WMV (the other two give wrong
+frames there). A file that one decoder cannot read goes to the next.
 
 A reader belongs to the process that opened it: decord's hangs after a fork, torchcodec's shares a file position with the
 parent. So it cannot be pickled, and refuses to work in another process.
@@ -37,6 +37,8 @@ ORDER_FOR_SCATTERED = ("torchcodec", "PyAV", "decord")
 """Fastest first (`benchmarks/decode.py`)."""
 _DECORD_FORMATS = frozenset(("mp4", "mov", "matroska", "webm"))
 _NOT_FOR_DECORD = frozenset(("hevc", "av1", "libdav1d", "libaom-av1"))
+_WITHOUT_LENGTHS = (b"FLV\x01", bytes.fromhex("3026b2758e66cf11a6d900aa0062ce6c"))
+"""FLV, and ASF (WMV)."""
 _MAX_PIXELS = 1 << 27  # 16384 x 8192: more than any video has
 MAX_BYTES = 1 << 33
 """Most bytes of the frames of one clip: 8 GiB. A damaged header may claim any size."""
@@ -233,9 +235,10 @@ def _suits_decord(av: Any | None, source: Source) -> bool:
 
 
 def _is_for_pyav(source: Source) -> bool:
-    """Return whether the file is MPEG-TS or AVI, of which torchcodec and decord give wrong frames.
+    """Return whether the file is MPEG-TS, AVI, FLV or WMV, of which torchcodec and decord give wrong frames.
 
     Packets of MPEG-TS, of 188 bytes (192 with times), begin with 0x47. AVI has no times: with B frames, torchcodec's are late.
+    FLV and WMV do not say how long a frame lasts: torchcodec never shows the last one.
 
     Raises:
         DecodeError: The file cannot be read.
@@ -245,7 +248,7 @@ def _is_for_pyav(source: Source) -> bool:
     except OSError as error:
         raise DecodeError(f"{source!r} cannot be read: {error}") from error
     is_avi = head.startswith(b"RIFF") and head[8:12] in (b"AVI ", b"AVIX")
-    return is_avi or any(
+    return is_avi or head.startswith(_WITHOUT_LENGTHS) or any(
         len(head) > first + 2 * step and all(head[first + k * step] == 0x47 for k in range(3))
         for first, step in ((0, 188), (4, 192))
     )

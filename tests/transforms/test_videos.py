@@ -48,6 +48,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "av1": {"codec": "libsvtav1"},
     "avi mpeg4": {"container": "avi", "codec": "mpeg4"},
     "hevc": {"codec": "libx265"},
+    "flv": {"container": "flv", "codec": "flv"},
+    "wmv": {"container": "asf", "codec": "wmv2"},
 }
 
 
@@ -112,6 +114,8 @@ def test_files_that_a_decoder_reads_wrongly_go_to_another_one(library: str) -> N
     assert VideoReader(video(container="mpegts")).name == "PyAV"
     assert VideoReader(video(container="mpegts", codec="libx264", gop=250)).name == "PyAV"
     assert VideoReader(video(container="avi", codec="mpeg4")).name == "PyAV"
+    assert VideoReader(video(container="flv", codec="flv")).name == "PyAV"
+    assert VideoReader(video(container="asf", codec="wmv2")).name == "PyAV"
     if library == "decord":
         assert VideoReader(cut(17)).name == "PyAV"
         assert VideoReader(video(codec="libsvtav1")).name == "PyAV"
