@@ -97,10 +97,10 @@ class AvDecoder:
 
     def _open(self) -> None:
         self._container = self._av.open(file_like(self._source), metadata_errors="ignore")
-        if not self._container.streams.video:
+        self._stream = self._container.streams.best("video")  # as torchcodec, and no cover
+        if self._stream is None:
             self._container.close()
             raise DecodeError("the file has no video stream")
-        self._stream = self._container.streams.video[0]
         self._stream.thread_type = "NONE" if self._options.num_threads == 1 else "AUTO"
 
     def _read_facts(self, av: Any) -> None:

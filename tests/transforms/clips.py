@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import soundfile
 import torch
+from av.stream import Disposition
 
 WIDTH, HEIGHT, FPS = 160, 96, 24
 BITS = 10
@@ -100,6 +101,28 @@ def cut(num_frames: int, container: str = "mp4") -> bytes:
             if packet.stream.type == "video" or packet.pts >= late:
                 packet.pts, packet.dts = packet.pts - late, packet.dts - late
                 packet.stream = streams[packet.stream]
+                output.mux(packet)
+    return file.getvalue()
+
+
+@functools.cache
+def beside_another() -> bytes:
+    """The video as the second, default stream of a Matroska file, whose first one shows nothing."""
+    file = io.BytesIO()
+    source: Any
+    with av.open(io.BytesIO(video())) as source, av.open(file, "w", format="matroska") as output:
+        other: Any = output.add_stream("libx264", rate=FPS)
+        other.width, other.height, other.pix_fmt, other.disposition = WIDTH, HEIGHT, "yuv420p", Disposition(0)
+        stream = output.add_stream_from_template(source.streams.video[0])
+        stream.disposition = Disposition.default
+        for number in range(24):
+            frame = av.VideoFrame.from_ndarray(np.zeros((HEIGHT, WIDTH, 3), np.uint8), format="rgb24")
+            frame.pts, frame.time_base = number, Fraction(1, FPS)
+            output.mux(other.encode(frame))
+        output.mux(other.encode(None))
+        for packet in source.demux():
+            if packet.dts is not None:
+                packet.stream = stream
                 output.mux(packet)
     return file.getvalue()
 

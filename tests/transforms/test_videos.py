@@ -34,7 +34,7 @@ from sqlstream.transforms.video import (
 from sqlstream.transforms.video_decoders import AvDecoder
 from sqlstream.transforms.video_reader import DECODERS, VideoReader
 
-from .clips import FPS, HEIGHT, WIDTH, cut, delayed, mux_sound, numbers, pitch, times_of, video
+from .clips import FPS, HEIGHT, WIDTH, beside_another, cut, delayed, mux_sound, numbers, pitch, times_of, video
 
 LIBRARIES = {name: module for name, (module, _) in DECODERS.items()}
 KINDS: dict[str, dict[str, Any]] = {
@@ -101,6 +101,12 @@ def test_a_video_that_begins_late_lasts_as_long_as_its_frames(library: str, cont
     assert VideoReader(file).decoder.duration == pytest.approx(60 / FPS, abs=0.1)
     for position in range(8):
         assert len(set(decoded(sample_at(position, v=file), num_frames=12, framerate=12.0)[0])) == 12, library
+
+
+def test_of_several_video_streams_every_request_reads_the_default_one() -> None:
+    times = [0.0, 0.5, 1.0]
+    for fields in ({"frame_timestamps": times}, {"framerate": 2.0, "random_offset": False}):
+        assert decoded({"v": beside_another()}, num_frames=3, **fields)[0] == [0, 12, 24], fields
 
 
 def test_the_sound_of_a_cut_video_goes_with_its_frames() -> None:
