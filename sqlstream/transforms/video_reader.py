@@ -248,7 +248,8 @@ def _is_for_pyav(source: Source) -> bool:
     except OSError as error:
         raise DecodeError(f"{source!r} cannot be read: {error}") from error
     is_avi = head.startswith(b"RIFF") and head[8:12] in (b"AVI ", b"AVIX")
-    return is_avi or head.startswith(_WITHOUT_LENGTHS) or any(
+    is_named = is_avi or head.startswith(_WITHOUT_LENGTHS)
+    return is_named or any(
         len(head) > first + 2 * step and all(head[first + k * step] == 0x47 for k in range(3))
         for first, step in ((0, 188), (4, 192))
     )
