@@ -249,15 +249,16 @@ def _nominal(from_header: float | None, from_content: float) -> float:
     return float(from_header) if from_header is not None and is_near else from_content
 
 
-def _rotation(frame: Any) -> float:
-    return float(getattr(frame, "rotation", 0) or 0)
-
-
 def _upright(frame: Any) -> np.ndarray[Any, Any]:
-    """Return a frame's pixels, its rotation applied. # [h, w, c]."""
+    """Return a frame's pixels, its rotation and mirroring applied. # [h, w, c]."""
     array: np.ndarray[Any, Any] = frame.to_ndarray(format="rgb24")  # [h, w, c]
-    turns = round(_rotation(frame) / 90) % 4
-    return np.rot90(array, turns) if turns else array
+    display = frame.side_data.get("DISPLAYMATRIX")
+    if display is None:
+        return array
+    matrix = np.frombuffer(display, np.int32).astype(np.float64)  # [9]
+    if matrix[0] * matrix[4] < matrix[1] * matrix[3]:
+        array = array[::-1]
+    return np.rot90(array, round(frame.rotation / 90) % 4)
 
 
 def joined(pixels: list[torch.Tensor]) -> torch.Tensor:  # [t, c, h, w]

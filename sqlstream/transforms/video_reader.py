@@ -1,8 +1,8 @@
 """Frames of a video at given times, by the fastest decoder that is installed and reads the file.
 
 For frames at scattered moments torchcodec is tried first, for the frames of a clip PyAV; then the other one. decord is used
-where neither is installed, or where it is asked for. PyAV alone reads MPEG-TS, AVI, FLV and WMV (the other two give wrong
-frames there). A file that one decoder cannot read goes to the next.
+where neither is installed, or where it is asked for. PyAV alone reads MPEG-TS, AVI, FLV, WMV and mirrored MP4 (the other two
+give wrong frames there). A file that one decoder cannot read goes to the next.
 
 A reader belongs to the process that opened it: decord's hangs after a fork, torchcodec's shares a file position with the
 parent. So it cannot be pickled, and refuses to work in another process.
@@ -10,10 +10,13 @@ parent. So it cannot be pickled, and refuses to work in another process.
 
 from __future__ import annotations
 
+import io
 import os
+import re
+import struct
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
 import torch
@@ -39,6 +42,9 @@ _DECORD_FORMATS = frozenset(("mp4", "mov", "matroska", "webm"))
 _NOT_FOR_DECORD = frozenset(("hevc", "av1", "libdav1d", "libaom-av1"))
 _WITHOUT_LENGTHS = (b"FLV\x01", bytes.fromhex("3026b2758e66cf11a6d900aa0062ce6c"))
 """FLV, and ASF (WMV)."""
+_TRACK_HEADER = re.compile(rb"tkhd(?:\x00.{39}|\x01.{51})(.{20})", re.DOTALL)
+"""Of MP4, with the matrix up to its fifth number."""
+_MOST_HEADER = 1 << 26  # bytes; a damaged file may claim any number
 _MAX_PIXELS = 1 << 27  # 16384 x 8192: more than any video has
 MAX_BYTES = 1 << 33
 """Most bytes of the frames of one clip: 8 GiB. A damaged header may claim any size."""
@@ -235,7 +241,7 @@ def _suits_decord(av: Any | None, source: Source) -> bool:
 
 
 def _is_for_pyav(source: Source) -> bool:
-    """Return whether the file is MPEG-TS, AVI, FLV or WMV, of which torchcodec and decord give wrong frames.
+    """Return whether the file is MPEG-TS, AVI, FLV, WMV or a mirrored MP4, of which torchcodec and decord give wrong frames.
 
     Packets of MPEG-TS, of 188 bytes (192 with times), begin with 0x47. AVI has no times: with B frames, torchcodec's are late.
     FLV and WMV do not say how long a frame lasts: torchcodec never shows the last one.
@@ -244,17 +250,29 @@ def _is_for_pyav(source: Source) -> bool:
         DecodeError: The file cannot be read.
     """
     try:
-        head = source[:600] if isinstance(source, bytes) else _head(source, 600)
+        with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as file:
+            head = file.read(600)
+            is_mirrored = head[4:8] == b"ftyp" and _is_mirrored(file)
     except OSError as error:
         raise DecodeError(f"{source!r} cannot be read: {error}") from error
     is_avi = head.startswith(b"RIFF") and head[8:12] in (b"AVI ", b"AVIX")
-    is_named = is_avi or head.startswith(_WITHOUT_LENGTHS)
-    return is_named or any(
+    is_known = is_mirrored or is_avi or head.startswith(_WITHOUT_LENGTHS)
+    return is_known or any(
         len(head) > first + 2 * step and all(head[first + k * step] == 0x47 for k in range(3))
         for first, step in ((0, 188), (4, 192))
     )
 
 
-def _head(path: str, num_bytes: int) -> bytes:
-    with open(path, "rb") as file:
-        return file.read(num_bytes)
+def _is_mirrored(file: BinaryIO) -> bool:
+    """Return whether a track of an MP4 is shown mirrored, by the matrix in its header; torchcodec and decord only rotate."""
+    at = 0
+    while file.seek(at) == at and len(head := file.read(16)) == 16:
+        length = int.from_bytes(head[:4])
+        length = int.from_bytes(head[8:]) if length == 1 else length
+        if head[4:8] == b"moov":
+            matrices = (track[1] for track in _TRACK_HEADER.finditer(file.read(min(length, _MOST_HEADER))))
+            return any(a * d < b * c for a, b, _, c, d in map(struct.Struct(">5i").unpack, matrices))
+        if not 8 <= length < 1 << 48:
+            return False
+        at += length
+    return False

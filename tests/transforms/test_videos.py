@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import multiprocessing
 import pickle
+import struct
 import subprocess
 import sys
 import time
@@ -230,6 +231,22 @@ def test_rotation_is_applied_by_every_decoder(library: str, tmp_path: Path) -> N
                 packet.stream = stream
                 output.mux(packet)
     assert VideoReader(str(turned)).frames_at(np.array([0.5])).pixels.shape == (1, 3, WIDTH, HEIGHT)
+
+
+@pytest.mark.parametrize(
+    ("matrix", "axes", "flipped"),
+    [((-1, 0, 0, 1), (0, 1, 2, 3), (3,)), ((1, 0, 0, -1), (0, 1, 2, 3), (2,)), ((0, 1, 1, 0), (0, 1, 3, 2), ())],
+)
+def test_a_mirrored_video_is_shown_mirrored(
+    library: str, matrix: tuple[int, ...], axes: tuple[int, ...], flipped: tuple[int, ...]
+) -> None:
+    file, (a, b, c, d) = bytearray(video()), (part << 16 for part in matrix)
+    at = file.index(b"tkhd") + 44
+    assert file[at : at + 4] == b"\0\1\0\0", "the matrix of a track that is shown as it is"
+    file[at : at + 20] = struct.pack(">5i", a, b, 0, c, d)
+    times = np.array([0.5, 1.0])
+    plain = VideoReader(video(), ReaderOptions(decoder="PyAV")).frames_at(times).pixels
+    assert torch.equal(VideoReader(bytes(file)).frames_at(times).pixels, plain.permute(axes).flip(flipped)), library
 
 
 @pytest.mark.parametrize("container", ["mp4", "matroska", "mpegts"])
