@@ -293,6 +293,26 @@ def test_a_loader_that_is_asked_for_in_each_epoch_gives_all_epochs(tmp_path: Pat
     assert taken(make, saving_epochs(tmp_path / "reloaded"), reload_dataloaders_every_n_epochs=1) == whole
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("kind", ["new loader", "new dataset"])
+def test_a_checkpoint_of_the_last_step_goes_on_with_a_loader_that_is_asked_for_again(
+    tmp_path: Path, kind: str, num_workers: int
+) -> None:
+    """Lightning loads the state into one loader, and takes the batches of the next one."""
+
+    def run(folder: Path, start: Path | None = None) -> list[Any]:
+        dataset = table_of(tmp_path, shuffle_seed=1)
+
+        def make() -> StreamingDataLoader:
+            return loader_of(dataset if kind == "new loader" else table_of(tmp_path, shuffle_seed=1), num_workers)
+
+        return taken(make, saving_steps(folder), start, reload_dataloaders_every_n_epochs=1)
+
+    whole = run(tmp_path)
+    for num_taken in (6, 7, 8, 14):
+        assert run(tmp_path / "rest", tmp_path / f"step={num_taken}.ckpt") == whole[num_taken:]
+
+
 def plain_loader_of_seed(folder: Path) -> StreamingDataLoader:
     return loader_of(table_of(folder, shuffle_seed=1))
 

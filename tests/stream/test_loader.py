@@ -506,7 +506,7 @@ def contents(dataset: StreamingDataset) -> dict[str, object]:
     """What the dataset, its pipeline and its schedule hold, but for where the iteration stands that has begun."""
     parts = {"dataset": dataset, "pipeline": dataset._pipeline, "schedule": dataset.schedule}
     held = {f"{part}.{name}": value for part, owner in parts.items() for name, value in vars(owner).items()}
-    return {name: value for name, value in held.items() if name not in ("schedule._delivery", "schedule._progress")}
+    return {name: value for name, value in held.items() if name not in ("schedule.delivery", "schedule._progress")}
 
 
 @pytest.mark.parametrize(("context", "is_persistent"), [("fork", False), ("spawn", True)])

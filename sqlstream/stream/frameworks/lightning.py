@@ -197,23 +197,24 @@ class Epochs:
         """
         if fetcher.repeats(self._fetcher):
             return True
-        if self._delivery is not None and fetcher.replaces(self._fetcher):
-            schedule.take_back(self._delivery)
+        loop, last = _training_with(loader), schedule.delivery
+        is_own = loop is not None or last is self._delivery  # a training may ask for another loader of the same dataset
+        if is_own and last is not None and isinstance(last.caller, LookingAhead) and fetcher.replaces(last.caller):
+            schedule.take_back(last)
         if (state := state_kept_back(loader)) is not None:
             loader.load_state_dict(state)
-        if (loop := _training_with(loader)) is None:
+        if loop is None:
             return True
         counter, job = schedule.counter, schedule.counter.next
         is_at_start = not job.consumed and not counter.has_more(job)
         if is_at_start and schedule.has_end and not schedule.is_endless and has_ended(loader):
             return False
-        if loop.is_resuming and loop.epoch_loop.batch_progress.is_last_batch:
-            if schedule.has_end and not is_at_start:
-                schedule.set_next(RunPosition(JobPosition(job.epoch + 1, 0)))
-        elif job == JobPosition(0, 0) and counter.serial == 0 and not schedule.is_under_way:  # it is new
-            schedule.set_next(RunPosition(JobPosition(loop.trainer.current_epoch, 0)))
+        if job == JobPosition(0, 0) and counter.serial == 0 and not schedule.is_under_way:  # it is new
+            schedule.set_next(RunPosition(JobPosition(loop.epoch_progress.current.processed, 0)))
+        elif loop.is_resuming and loop.epoch_loop.batch_progress.is_last_batch and schedule.has_end and not is_at_start:
+            schedule.set_next(RunPosition(JobPosition(job.epoch + 1, 0)))
         return True
 
     def note(self, fetcher: LookingAhead, delivery: Delivery) -> None:
         """Note an iteration that has begun."""
-        self._fetcher, self._delivery = fetcher, delivery
+        self._fetcher, self._delivery, delivery.caller = fetcher, delivery, fetcher

@@ -34,6 +34,8 @@ class Delivery:
         self.start = start
         self.is_over = False
         """The iteration has ended by itself."""
+        self.caller: object = None
+        """What iterates the loader."""
         self._steps = steps
         self._world = world
         self._num_workers = num_workers

@@ -86,7 +86,7 @@ class Schedule:
         self._loaded_serial = 0
         """Serial number of the counter when the state was loaded: what is set later replaces it."""
         self._progress: ShareProgress | None = None
-        self._delivery: Delivery | None = None
+        self.delivery: Delivery | None = None  # what a loader has handed out of the iteration that it began last
 
     # -- layout -------------------------------------------------------------------------------------------------------
 
@@ -167,7 +167,7 @@ class Schedule:
         """
         self.steps = replace(self.steps, order=fresh.steps.order)
         self.weighting, self.identity, self._reseeded = fresh.weighting, fresh.identity, fresh._reseeded
-        self._progress = self._delivery = None
+        self._progress = self.delivery = None
         self.num_renewed += 1
 
     def fit_ranks(self, rank_multiple: int) -> None:
@@ -224,7 +224,7 @@ class Schedule:
             first = replace(first, steps=replace(self.steps, order=order), fingerprint=order.fingerprint)
         self._progress = progress = ShareProgress(first, first.taken)
         if not self.is_announced:
-            self._delivery = None
+            self.delivery = None
         looks_ahead = info is not None and self.batches is not None and self.batches.is_persistent
         return progress, self._from(first, looks_ahead)
 
@@ -252,12 +252,12 @@ class Schedule:
         world = self.world
         start = begun(self.counter.announce(announcement), self._newest, self.counter, world)
         self._progress = None
-        self._delivery = Delivery(start, self.steps, world, num_workers, is_endless=self.is_endless)
-        return self._delivery
+        self.delivery = Delivery(start, self.steps, world, num_workers, is_endless=self.is_endless)
+        return self.delivery
 
     def take_back(self, delivery: Delivery) -> None:
         """Have the next iteration begin where the last one did, if that has delivered nothing."""
-        if delivery is self._delivery and not delivery.has_delivered:
+        if delivery is self.delivery and not delivery.has_delivered:
             self.set_next(delivery.start)
 
     def _leave_epochs(self) -> None:
@@ -381,7 +381,7 @@ class Schedule:
             is_state: It is that of a saved state, which names the rows that it counts.
         """
         self.keeps_rows = is_state or position.job.consumed > 0
-        self._progress = self._delivery = self._loaded = None
+        self._progress = self.delivery = self._loaded = None
         if position.share is None or get_worker_info() is None:
             self.counter.set_from_outside(position.job, has_more=position.beyond is not None)
         if position.share is not None or position.beyond is not None:
@@ -395,7 +395,7 @@ class Schedule:
     @property
     def is_under_way(self) -> bool:
         """An iteration has begun in this process."""
-        return self._delivery is not None or self._progress is not None
+        return self.delivery is not None or self._progress is not None
 
     @property
     def place(self) -> JobPosition:
@@ -416,8 +416,8 @@ class Schedule:
                 "StreamingDataLoader and its state_dict(), or give num_samples=, the samples of the epoch that the whole job "
                 "has consumed"
             )
-        if self._delivery is not None:
-            return self._delivery.position()
+        if self.delivery is not None:
+            return self.delivery.position()
         if self._progress is not None:
             return processed(self._progress)
         return RunPosition(self.counter.next)
@@ -427,8 +427,8 @@ class Schedule:
         num_samples = check_at_least("num_samples", num_samples, 0)
         if (started := self.counter.epoch_of_workers) is not None:
             epoch = started
-        elif self._delivery is not None:
-            epoch = self._delivery.start.job.epoch
+        elif self.delivery is not None:
+            epoch = self.delivery.start.job.epoch
         else:
             epoch = self.counter.next.epoch if self._progress is None else self._progress.first_epoch
         job = counted(epoch, num_samples, self.steps, self.world) if self.is_endless else JobPosition(epoch, num_samples)
