@@ -56,6 +56,7 @@ def test_a_trainer_goes_on_from_a_checkpoint_in_the_middle_of_an_epoch(num_ranks
         answers: list[Any] = run_ranks(TRAIN, src, str(tmp_path / folder), "2", str(stop), state, num_ranks=num_ranks)
         for answer in answers:
             assert not isinstance(answer, str), answer
+            assert "plain DataLoader" not in answer["stderr"], "what skips batches is made of a StreamingDataLoader"
         return [sorted(chain.from_iterable(parts)) for parts in zip(*(answer["rows"] for answer in answers), strict=True)]
 
     whole = batches("whole", 1000)

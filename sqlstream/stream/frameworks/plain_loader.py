@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 _LOADERS = ("torch.utils.data.", "torchdata.stateful_dataloader.")
 """Modules of loaders that know no ranks."""
+_SKIPPING = ("accelerate.data_loader", "SkipDataLoader")
+"""Module and class of what `skip_first_batches` returns."""
 _LOOKED_AT = 4
 """Number of callers that are looked at: a subclass of the dataset may be between it and the loader."""
 
@@ -33,7 +35,8 @@ def warn_once(given: set[str], text: str, *arguments: object) -> None:
 
 def warn_of_ranks(read_world: Callable[[], World], given: set[str]) -> None:
     """Warn, if a plain loader asks, that it counts the batches of all ranks as its own."""
-    if not _is_called_by_loader():
+    frame = _loader_frame()
+    if frame is None or _is_of_skipping(frame):
         return
     world = read_world()
     if world.world_size > 1 and world.rank == 0:
@@ -106,9 +109,13 @@ def collates_samples() -> bool | None:
     return bool(frame.f_locals.get("auto_collation", True))
 
 
-def _is_called_by_loader() -> bool:
-    """Return whether torch's DataLoader, or torchdata's, has called the method of the dataset that asks."""
-    return _loader_frame() is not None
+def _is_of_skipping(frame: FrameType | None) -> bool:
+    """Return whether a loader is what Accelerate makes of a StreamingDataLoader, also for a Trainer, to skip batches."""
+    while frame is not None:
+        if frame.f_globals.get("__name__") == _SKIPPING[0] and type(frame.f_locals.get("self")).__name__ == _SKIPPING[1]:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _loader_frame() -> FrameType | None:
