@@ -19,7 +19,7 @@ from sqlstream.transforms.description import Describer
 from sqlstream.transforms.optional import require
 from sqlstream.transforms.rng import next_stage
 
-CHAIN_FORMAT = 1
+CHAIN_FORMAT = 2
 """Part of every key: raised when our own transforms change what they give, or the codec its form."""
 
 

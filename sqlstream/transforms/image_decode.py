@@ -53,6 +53,8 @@ MIN_REDUCED_RATIO = 2.0
 levels in the mean instead of 0.9."""
 
 _ORIENTATION = 0x0112
+_MIRRORED = {2: (2,), 3: (1, 2), 4: (1,), 6: (2,), 7: (1, 2), 8: (1,)}
+"""Axes of [c, h, w] to flip after the sides have changed places, where they do (from 5 on)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +152,7 @@ def decode_resized(
             image.draft(None, (reduced[1], reduced[0]))
             image.load()
         frame = rgb_view(_upright(to_rgb(image, options), orientation))  # [3 or 4, h, w]
-        plan = scale_plan(plan, size, (frame.shape[1], frame.shape[2]))
+        plan = scale_plan(plan, size, (frame.shape[1], frame.shape[2]), _MIRRORED.get(orientation, ()))
         return resize_tensor(frame, plan, resize.interpolation_mode)[:3].clone()  # a view would keep the fourth channel
     except MissingDependencyError:
         raise
@@ -187,7 +189,8 @@ def _decode_plain(data: bytes, size: Size, orientation: int, plan: ResizePlan, m
         data, colorspace="RGB", min_height=least[0], min_width=least[1], min_factor=1
     )  # [h, w, c]
     frame = _turn(torch.from_numpy(pixels).permute(2, 0, 1), orientation)  # [c, h, w]
-    return resize_tensor(frame, scale_plan(plan, size, (frame.shape[1], frame.shape[2])), mode)
+    plan = scale_plan(plan, size, (frame.shape[1], frame.shape[2]), _MIRRORED.get(orientation, ()))
+    return resize_tensor(frame, plan, mode)
 
 
 def _reduced_size(size: Size, least: Size) -> Size:
@@ -264,5 +267,5 @@ def _upright(image: Image, orientation: int) -> Image:
 def _turn(frame: torch.Tensor, orientation: int) -> torch.Tensor:  # [c, h, w]
     if orientation >= 5:
         frame = frame.transpose(1, 2)  # [c, w, h]
-    mirrored = {2: (2,), 3: (1, 2), 4: (1,), 6: (2,), 7: (1, 2), 8: (1,)}.get(orientation)
+    mirrored = _MIRRORED.get(orientation)
     return frame.flip(mirrored) if mirrored else frame

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch.nn import functional
 from sqlstream.errors import TransformError
 from sqlstream.transforms.field import summary
 from sqlstream.transforms.optional import require
-from sqlstream.transforms.resize import ResizePlan
+from sqlstream.transforms.resize import Box, ResizePlan
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -35,7 +36,9 @@ def resize_tensor(frames: torch.Tensor, plan: ResizePlan, interpolation: str) ->
     """
     if frames.ndim < 3:
         raise TransformError(f"expected frames of shape [..., c, h, w], got {summary(frames)}")
-    top, left, bottom, right = plan.crop
+    if not all(float(edge).is_integer() for edge in plan.crop):
+        return _resize_between(frames, plan, interpolation)
+    top, left, bottom, right = map(int, plan.crop)
     cropped: torch.Tensor = frames[..., top:bottom, left:right]  # [..., c, h, w]
     if cropped.shape[-2:] != plan.inner:
         cropped = _scale(cropped.reshape(-1, *cropped.shape[-3:]), plan, interpolation)  # [n, c, h, w]
@@ -46,6 +49,19 @@ def resize_tensor(frames: torch.Tensor, plan: ResizePlan, interpolation: str) ->
         padded[..., y : y + plan.inner[0], x : x + plan.inner[1]] = cropped
         return padded
     return cropped.contiguous()
+
+
+def _resize_between(
+    frame: torch.Tensor,  # [3 or 4, h, w]
+    plan: ResizePlan,
+    interpolation: str,
+) -> torch.Tensor:
+    """Resize a frame by Pillow, which takes a crop whose edges lie between pixels; torch does not."""
+    top, left, bottom, right = plan.crop
+    resampling = require("PIL.Image", "image", "to resize images").Resampling[interpolation.upper()]
+    image = tensor_to_image(frame[:3]).resize(plan.inner[::-1], resampling, box=(left, top, right, bottom))
+    whole = dataclasses.replace(plan, crop=Box(0, 0, *plan.inner))
+    return resize_tensor(image_to_tensor(image), whole, interpolation)
 
 
 def _scale(

@@ -6,7 +6,7 @@ Sizes are (height, width), as in `sds`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -36,15 +36,15 @@ class Fit(StrEnum):
 
 
 class Box(NamedTuple):
-    """A rectangle of whole pixels, half open."""
+    """A rectangle of pixels, half open; whole ones, but for a plan of `scale_plan`."""
 
-    top: int
-    left: int
-    bottom: int
-    right: int
+    top: float
+    left: float
+    bottom: float
+    right: float
 
     @property
-    def size(self) -> Size:
+    def size(self) -> tuple[float, float]:
         """(height, width)."""
         return self.bottom - self.top, self.right - self.left
 
@@ -166,22 +166,21 @@ def plan_resize(options: ResizeOptions, size: Size, rng: np.random.Generator | N
     return ResizePlan(crop=whole, inner=inner, outer=target)
 
 
-def scale_plan(plan: ResizePlan, size: Size, decoded: Size) -> ResizePlan:
-    """Return the plan for an input that was decoded smaller than it is.
+def scale_plan(plan: ResizePlan, size: Size, decoded: Size, mirrored: Sequence[int] = ()) -> ResizePlan:
+    """Return the plan for an input that was decoded at 1 / 2, 1 / 4 or 1 / 8 of its size, rounded up: its crop has fractions.
 
     Args:
         plan: Made for the input's full `size`.
         size: Full.
         decoded: What the decoder gave.
+        mirrored: Axes (1: height, 2: width) that were flipped: there, what was rounded up lies before the picture.
     """
     if decoded == size:
         return plan
-    vertical, horizontal = decoded[0] / size[0], decoded[1] / size[1]
-    top, bottom = round(plan.crop.top * vertical), round(plan.crop.bottom * vertical)
-    left, right = round(plan.crop.left * horizontal), round(plan.crop.right * horizontal)
-    bottom, right = min(max(bottom, top + 1), decoded[0]), min(max(right, left + 1), decoded[1])
-    crop = Box(min(top, bottom - 1), min(left, right - 1), bottom, right)
-    return ResizePlan(crop=crop, inner=plan.inner, outer=plan.outer)
+    factor = next(factor for factor in (2, 4, 8) if all(-(-s // factor) == d for s, d in zip(size, decoded, strict=True)))
+    top, left = (decoded[k] - size[k] / factor if k + 1 in mirrored else 0.0 for k in (0, 1))
+    crop = [edge / factor + (left if k % 2 else top) for k, edge in enumerate(plan.crop)]
+    return ResizePlan(crop=Box(*crop), inner=plan.inner, outer=plan.outer)
 
 
 def undistorted_size(size: Size, original: Size) -> Size:

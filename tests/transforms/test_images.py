@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,13 +76,31 @@ def test_jpegs_decoded_at_a_reduced_scale_stay_within_the_stated_tolerance_of_pi
     assert difference.max() <= REDUCED_TOLERANCE.most
 
 
+@pytest.mark.parametrize("orientation", [1, 7])
+@pytest.mark.parametrize("picture", [photo, drawing])
+@pytest.mark.parametrize(("height", "width", "side"), [(1201, 1601, 256), (333, 500, 64)])
+def test_a_jpeg_whose_reduced_size_is_rounded_up_is_not_stretched(
+    decoder: str, height: int, width: int, side: int, picture: object, orientation: int
+) -> None:
+    assert callable(picture)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = encode(picture(height, width), "JPEG", quality=90, exif=exif)
+    options = ResizeOptions(resolution=(side, side), interpolation_mode="bilinear")
+    upright = decode_image(data)
+    whole = image_to_tensor(resize_image(upright, plan_resize(options, (upright.height, upright.width)), "bilinear"))
+    difference = (decode_resized(data, options).int() - whole.int()).abs()
+    assert difference.float().mean() <= REDUCED_TOLERANCE.mean
+    assert difference.max() <= REDUCED_TOLERANCE.most
+
+
 def test_a_reduced_jpeg_is_never_decoded_below_twice_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_decode, "find", lambda _module: None)
     seen: list[tuple[int, int]] = []
 
-    def spy(plan: ResizePlan, size: Size, decoded: Size) -> ResizePlan:
+    def spy(plan: ResizePlan, size: Size, decoded: Size, mirrored: Sequence[int]) -> ResizePlan:
         seen.append(decoded)
-        return scale_plan(plan, size, decoded)
+        return scale_plan(plan, size, decoded, mirrored)
 
     monkeypatch.setattr(image_decode, "scale_plan", spy)
     for height, width in ((511, 700), (1024, 1024), (1200, 1600), (2049, 2300), (300, 3000)):
