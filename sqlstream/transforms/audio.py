@@ -30,6 +30,7 @@ class DecodeAudioTransform(BaseTransform):
     options_type = AudioClipOptions
     options: AudioClipOptions
     optional_modules = ("soundfile",)
+    values_format = 1
 
     def __init__(
         self,
@@ -121,6 +122,8 @@ class NormalizeAudioTransform(BaseTransform):
         audio_sr: Their rate.
         volume_norm_db: Loudness in LUFS; None: only the peaks are limited.
     """
+
+    values_format = 1
 
     def __init__(
         self,

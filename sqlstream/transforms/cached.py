@@ -19,8 +19,9 @@ from sqlstream.transforms.description import Describer
 from sqlstream.transforms.optional import require
 from sqlstream.transforms.rng import next_stage
 
-CHAIN_FORMAT = 2
-"""Part of every key: raised when our own transforms change what they give, or the codec its form."""
+CHAIN_FORMAT = 1
+"""Part of every key: raised when the codec changes its form; one of our transforms that changes what it gives raises its own
+`values_format` (`BaseTransform`)."""
 
 
 class CacheTransform:
@@ -91,7 +92,7 @@ def split_at_points(transforms: Sequence[Transform]) -> tuple[list[CachePoint], 
 def chain_key(transform: CacheTransform, before: Sequence[Transform] = ()) -> str:
     """Return a hash of everything that decides what the transforms inside make of a sample: 32 hex digits.
 
-    Classes and functions count by name, byte code and what they refer to (those of sqlstream by name and `CHAIN_FORMAT`), with
+    Classes and functions count by name, byte code and what they refer to (those of sqlstream by name and `values_format`), with
     their parameters (`description`).
 
     Args:

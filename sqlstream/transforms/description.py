@@ -159,7 +159,9 @@ class Describer:
                         reach[label + suffix] = found
                 if not name.startswith("__") and _is_constant(name, item):
                     constants[label] = self._try(item)
-        return described + [{key: value} for key, value in (("constants", constants), ("reach", reach)) if value]
+        ours = [vars(base)["values_format"] for base in kind.__mro__ if base not in users and "values_format" in vars(base)]
+        added = (("constants", constants), ("reach", reach), ("values_format", ours[0] if ours else 0))
+        return described + [{key: value} for key, value in added if value]
 
     def _reach(self, function: Any) -> list[Any]:
         """Return the user's own values, functions and classes that a function refers to by global names; `[]`: none."""

@@ -127,6 +127,8 @@ class BaseTransform:
     options: Any
     optional_modules: ClassVar[tuple[str, ...]] = ()
     """What it uses beside the package: imported, where it is there, as the transform is made."""
+    values_format: ClassVar[int] = 0
+    """Part of the key of stored samples: raised when the class changes what it gives."""
 
     def __init__(self, input_field: str, output_field: str | None = None, **transform_kwargs: Any) -> None:
         import_ahead(*self.optional_modules)

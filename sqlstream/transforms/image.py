@@ -50,6 +50,7 @@ class DecodeResizedImageTransform(BaseTransform):
     """
 
     optional_modules = (*PILLOW, "simplejpeg")
+    values_format = 1
 
     def __init__(self, input_field: str, output_field: str | None = None, **transform_kwargs: Any) -> None:
         super().__init__(input_field, output_field)

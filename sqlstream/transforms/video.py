@@ -100,6 +100,7 @@ class _ClipTransform(BaseTransform):
 
     options_type = ClipOptions
     options: ClipOptions
+    values_format = 1
 
     def __init__(self, input_field: str, num_frames: int, output_field: str | None, decode_kwargs: dict[str, Any]) -> None:
         frame_format = decode_kwargs.pop("frame_format", "pil")

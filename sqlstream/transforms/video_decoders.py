@@ -16,6 +16,7 @@ from sqlstream.errors import DecodeError
 from sqlstream.transforms.clip import Times, shown_at, tolerance
 from sqlstream.transforms.content import Source
 from sqlstream.transforms.frames import Frames, ReaderOptions, chunks, file_like
+from sqlstream.transforms.mirrored import is_mirrored
 
 _LONG_GAP_SECONDS = 3.0
 """PyAV seeks over gaps longer than this; shorter ones are decoded through (a group of pictures lasts 1 to 10 s)."""
@@ -88,6 +89,7 @@ class AvDecoder:
     def __init__(self, av: Any, source: Source, options: ReaderOptions) -> None:
         self._av, self._source, self._options = av, source, options
         self._skipped_until = -math.inf
+        self._is_mirrored = is_mirrored(source)
         self._open()
         try:
             self._read_facts(av)
@@ -156,7 +158,7 @@ class AvDecoder:
                 assert pixels is not None
                 pixels[number] = pixels[number - 1]
             else:
-                array = _upright(frame)  # [h, w, c]
+                array = _upright(frame, self._is_mirrored)  # [h, w, c]
                 if pixels is None:
                     pixels = np.empty((len(times), *array.shape), dtype=np.uint8)  # [t, h, w, c]
                 pixels[number] = array
@@ -249,16 +251,11 @@ def _nominal(from_header: float | None, from_content: float) -> float:
     return float(from_header) if from_header is not None and is_near else from_content
 
 
-def _upright(frame: Any) -> np.ndarray[Any, Any]:
+def _upright(frame: Any, is_mirrored: bool) -> np.ndarray[Any, Any]:
     """Return a frame's pixels, its rotation and mirroring applied. # [h, w, c]."""
     array: np.ndarray[Any, Any] = frame.to_ndarray(format="rgb24")  # [h, w, c]
-    display = frame.side_data.get("DISPLAYMATRIX")
-    if display is None:
-        return array
-    matrix = np.frombuffer(display, np.int32).astype(np.float64)  # [9]
-    if matrix[0] * matrix[4] < matrix[1] * matrix[3]:
-        array = array[::-1]
-    return np.rot90(array, round(frame.rotation / 90) % 4)
+    turns = round(frame.rotation / 90) % 4
+    return np.rot90(array[::-1] if is_mirrored else array, turns) if is_mirrored or turns else array
 
 
 def joined(pixels: list[torch.Tensor]) -> torch.Tensor:  # [t, c, h, w]

@@ -10,13 +10,10 @@ parent. So it cannot be pickled, and refuses to work in another process.
 
 from __future__ import annotations
 
-import io
 import os
-import re
-import struct
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -25,6 +22,7 @@ from sqlstream.errors import DecodeError, MissingDependencyError
 from sqlstream.transforms.clip import Times
 from sqlstream.transforms.content import Source
 from sqlstream.transforms.frames import Decoder, Frames, OpenDecoder, ReaderOptions, file_like
+from sqlstream.transforms.mirrored import is_mirrored, opened
 from sqlstream.transforms.optional import find, import_ahead
 from sqlstream.transforms.video_decoders import AvDecoder, DecordDecoder, TorchcodecDecoder
 
@@ -42,9 +40,6 @@ _DECORD_FORMATS = frozenset(("mp4", "mov", "matroska", "webm"))
 _NOT_FOR_DECORD = frozenset(("hevc", "av1", "libdav1d", "libaom-av1"))
 _WITHOUT_LENGTHS = (b"FLV\x01", bytes.fromhex("3026b2758e66cf11a6d900aa0062ce6c"))
 """FLV, and ASF (WMV)."""
-_TRACK_HEADER = re.compile(rb"tkhd(?:\x00.{39}|\x01.{51})(.{20})", re.DOTALL)
-"""Of MP4, with the matrix up to its fifth number."""
-_MOST_HEADER = 1 << 26  # bytes; a damaged file may claim any number
 _MAX_PIXELS = 1 << 27  # 16384 x 8192: more than any video has
 MAX_BYTES = 1 << 33
 """Most bytes of the frames of one clip: 8 GiB. A damaged header may claim any size."""
@@ -250,29 +245,18 @@ def _is_for_pyav(source: Source) -> bool:
         DecodeError: The file cannot be read.
     """
     try:
-        with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as file:
+        with opened(source) as file:
             head = file.read(600)
-            is_mirrored = head[4:8] == b"ftyp" and _is_mirrored(file)
+        is_known = is_mirrored(source)
     except OSError as error:
         raise DecodeError(f"{source!r} cannot be read: {error}") from error
     is_avi = head.startswith(b"RIFF") and head[8:12] in (b"AVI ", b"AVIX")
-    is_known = is_mirrored or is_avi or head.startswith(_WITHOUT_LENGTHS)
-    return is_known or any(
-        len(head) > first + 2 * step and all(head[first + k * step] == 0x47 for k in range(3))
-        for first, step in ((0, 188), (4, 192))
+    return (
+        is_known
+        or is_avi
+        or head.startswith(_WITHOUT_LENGTHS)
+        or any(
+            len(head) > first + 2 * step and all(head[first + k * step] == 0x47 for k in range(3))
+            for first, step in ((0, 188), (4, 192))
+        )
     )
-
-
-def _is_mirrored(file: BinaryIO) -> bool:
-    """Return whether a track of an MP4 is shown mirrored, by the matrix in its header; torchcodec and decord only rotate."""
-    at = 0
-    while file.seek(at) == at and len(head := file.read(16)) == 16:
-        length = int.from_bytes(head[:4])
-        length = int.from_bytes(head[8:]) if length == 1 else length
-        if head[4:8] == b"moov":
-            matrices = (track[1] for track in _TRACK_HEADER.finditer(file.read(min(length, _MOST_HEADER))))
-            return any(a * d < b * c for a, b, _, c, d in map(struct.Struct(">5i").unpack, matrices))
-        if not 8 <= length < 1 << 48:
-            return False
-        at += length
-    return False

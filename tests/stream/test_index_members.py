@@ -290,7 +290,7 @@ def test_names_that_come_twice_are_errors(tmp_path: Path) -> None:
             parsed(tmp_path / f"{name}.tar", tmp_path, "json")
     metadata = b'{"file_name": "d/a.txt", "text": "described"}\n'
     (tmp_path / "c.zip").write_bytes(zip_of([("d/a", {"txt": b"written"})], metadata_DOT_jsonl=metadata))
-    with pytest.raises(SchemaError, match=r"c\.zip: index_members gives a column 'text', and the shard has one"):
+    with pytest.raises(SchemaError, match=r"c\.zip: the column 'text' is of content of its files, and of its metadata: rename"):
         parsed(tmp_path / "c.zip", tmp_path, "text")
     metadata = b'{"file_name": "d/a.txt", "score": 3}\n{"file_name": "d/a.txt", "score": 4}\n'
     (tmp_path / "d.zip").write_bytes(zip_of([("d/a", {"txt": b"written"})], metadata_DOT_jsonl=metadata))

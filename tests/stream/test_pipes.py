@@ -191,7 +191,7 @@ def test_an_entry_of_another_output_is_fetched_again(tmp_path: Path) -> None:
         len(dataset)
     Cache(tmp_path / "cache").clear()
     (tmp_path / "s-0.tar").write_bytes(tar_of(samples(0, NUM_SAMPLES)[::-1]))
-    with piped(src, tmp_path, source_options={"encoding": "latin-1"}, index_col_name="__key__", max_size=5) as other:
+    with piped(src, tmp_path, source_options={"source_version": "2"}, index_col_name="__key__", max_size=5) as other:
         list(other)
     (tmp_path / "s-0.tar").write_bytes(good)
     with piped(src, tmp_path, on_error="raise") as dataset:

@@ -106,6 +106,18 @@ def test_any_change_of_the_chain_is_another_key() -> None:
     assert len({base, *others}) == 1 + len(others)
 
 
+def test_samples_are_made_again_where_one_of_our_transforms_changes_what_it_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [CacheTransform("c", [made]) for made in (AddConstantFieldTransform("a", 1), _Subclass("x", resolution=(8, 8)))]
+    before = [*map(chain_key, points)]
+    monkeypatch.setattr(DecodeResizedImageTransform, "values_format", 99)
+    after = [*map(chain_key, points)]
+    assert [old == new for old, new in zip(before, after, strict=True)] == [True, False]
+
+
+class _Subclass(DecodeResizedImageTransform):
+    """One that a user makes of ours."""
+
+
 def test_the_key_is_the_same_in_another_process_whatever_its_hash_seed() -> None:
     code = (
         "from sqlstream.transforms.cached import *; from sqlstream.transforms.presets import *;"

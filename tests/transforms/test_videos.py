@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import multiprocessing
 import pickle
@@ -335,6 +336,19 @@ def _use(reader: VideoReader, answers: Any) -> None:
 def _decode_in_child(answers: Any) -> None:
     torch.set_num_threads(1)  # as a DataLoader's workers do: OpenMP's threads do not survive a fork
     answers.put(decoded(random_offset=False)[0])
+
+
+def test_no_frame_of_pyav_is_left_to_the_collector_which_may_run_in_a_forked_child() -> None:
+    av = pytest.importorskip("av")
+    gc.collect()
+    gc.disable()
+    try:
+        reader = VideoReader(video(), ReaderOptions(decoder="PyAV"))
+        assert numbers(reader.frames_at(np.array([0.5, 1.0])).pixels) == [12, 24]
+        left = [found for found in gc.get_objects() if type(found) is av.VideoFrame and found.width]
+        assert not left, "a decoder has one without a picture"
+    finally:
+        gc.enable()
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
