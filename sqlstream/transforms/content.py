@@ -6,9 +6,10 @@ are the content; where they are None, `path` leads to it.
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Mapping
-from typing import Any, TypeGuard
+from typing import Any, BinaryIO, TypeGuard
 
 from sqlstream.errors import DecodeError
 from sqlstream.transforms.field import summary
@@ -34,6 +35,15 @@ def is_struct(value: Any) -> TypeGuard[Mapping[str, Any]]:
 def is_content(value: Any) -> bool:
     """Return whether a value is content that is here: bytes, or a struct with bytes."""
     return isinstance(value, bytes) or (is_struct(value) and value["bytes"] is not None)
+
+
+def opened(source: Source) -> BinaryIO:
+    """Return the content of a file, to be read.
+
+    Raises:
+        OSError: There is no such file, or it may not be read.
+    """
+    return io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb")
 
 
 def source_of(value: Any) -> Source:

@@ -6,21 +6,15 @@ not, that waits for ever.
 
 from __future__ import annotations
 
-import io
 import re
 import struct
 from typing import BinaryIO
 
-from sqlstream.transforms.content import Source
+from sqlstream.transforms.content import Source, opened
 
 _TRACK_HEADER = re.compile(rb"tkhd(?:\x00.{39}|\x01.{51})(.{20})", re.DOTALL)
 """Of MP4, with the matrix up to its fifth number."""
 _MOST_HEADER = 1 << 26  # bytes; a damaged file may claim any number
-
-
-def opened(source: Source) -> BinaryIO:
-    """Return a file's content, to be read."""
-    return io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb")
 
 
 def is_mirrored(source: Source) -> bool:

@@ -7,12 +7,11 @@ trimmed; and more than two channels come in the order of Vorbis.
 
 from __future__ import annotations
 
-import io
 import os
 import re
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
-from sqlstream.transforms.content import Source
+from sqlstream.transforms.content import Source, opened
 
 _LENGTH_TAG = re.compile(rb"(?:Xing|Info)\0\0\0[\x03\x07\x0b\x0f].{4}(.{4})", re.DOTALL)
 """Of encoders: with the number of frames and, in the group, of bytes from this frame on."""
@@ -56,13 +55,9 @@ def seekable(file: SoundFile, source: Source, start: int) -> int:
     return start
 
 
-def _opened(source: Source) -> BinaryIO:
-    return io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb")
-
-
 def _has_length(source: Source) -> bool:
     """Return whether the first frame of an MP3 says how long all are, and no others follow."""
-    with _opened(source) as file:
+    with opened(source) as file:
         begin = 0
         while (head := file.read(10)).startswith(b"ID3"):
             begin += 10 + sum(byte << 7 * place for place, byte in enumerate(head[:5:-1]))
@@ -76,7 +71,7 @@ def _has_length(source: Source) -> bool:
 
 def _samples_of_last_page(source: Source) -> int:
     """Return how many samples the last page of an Ogg file has; more than any file where that cannot be told."""
-    with _opened(source) as file:
+    with opened(source) as file:
         serial = file.read(18)[14:]
         file.seek(max(0, file.seek(0, os.SEEK_END) - 2 * _PAGE_BYTES))
         tail = file.read()

@@ -20,9 +20,9 @@ import torch
 
 from sqlstream.errors import DecodeError, MissingDependencyError
 from sqlstream.transforms.clip import Times
-from sqlstream.transforms.content import Source
+from sqlstream.transforms.content import Source, opened
 from sqlstream.transforms.frames import Decoder, Frames, OpenDecoder, ReaderOptions, file_like
-from sqlstream.transforms.mirrored import is_mirrored, opened
+from sqlstream.transforms.mirrored import is_mirrored
 from sqlstream.transforms.optional import find, import_ahead
 from sqlstream.transforms.video_decoders import AvDecoder, DecordDecoder, TorchcodecDecoder
 
@@ -247,12 +247,12 @@ def _is_for_pyav(source: Source) -> bool:
     try:
         with opened(source) as file:
             head = file.read(600)
-        is_known = is_mirrored(source)
+        is_turned = is_mirrored(source)
     except OSError as error:
         raise DecodeError(f"{source!r} cannot be read: {error}") from error
     is_avi = head.startswith(b"RIFF") and head[8:12] in (b"AVI ", b"AVIX")
     return (
-        is_known
+        is_turned
         or is_avi
         or head.startswith(_WITHOUT_LENGTHS)
         or any(
